@@ -1,0 +1,35 @@
+# make demo   show the main job on generated data
+# make test   lint, type check and run all tests
+# Both set everything up by themselves: a virtual environment in .venv with all that is needed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.ready
+	$(BIN)/sdrseg data shapes:6-1@disjoint --picture demo/shapes.png
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# torch and torchvision in one go, so that they belong together.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet torch torchvision
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,196 @@
+"""The one configuration: frozen dataclasses, read from TOML and `--set section.key=value`, written as JSON.
+
+Values come in layers: the defaults below, the defaults of the data set, the TOML file, then the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sdrseg.errors import UsageError
+from sdrseg.scenario.spec import nearest
+
+
+def setting(default: Any, help: str, minimum: float | None = None, maximum: float | None = None) -> Any:
+    """A configuration value with its meaning and its bounds."""
+    return field(default=default, metadata={"help": help, "minimum": minimum, "maximum": maximum})
+
+
+@dataclass(frozen=True)
+class Data:
+    """How images become batches."""
+
+    augment: Literal["scale_crop", "rrc"] = setting(
+        "scale_crop", "scale_crop: random scale, padding, random crop (the paper); rrc: by area (the released code)"
+    )
+    crop: int = setting(512, "side of the square training crop", 32)
+    scale: tuple[float, float] = setting((0.5, 2.0), "range of scale_crop's scale, and of rrc's area", 0.01, 100)
+    void_train: Literal["ignore", "background"] = setting(
+        "ignore", "void pixels in disjoint and overlapped training: left out, or background as in the released code"
+    )
+    cache: Literal["auto", "off", "ram", "gpu"] = setting(
+        "auto", "keep decoded images in memory: on the GPU or in RAM where they fit, or not at all"
+    )
+    workers: int = setting(-1, "processes that decode images; -1: as many as there are cores, at most 16", -1, 256)
+
+
+@dataclass(frozen=True)
+class Eval:
+    """How a model is scored."""
+
+    transform: Literal["crop512", "full_image"] = setting(
+        "crop512", "crop512: shorter side to 512, centre crop (the paper); full_image: every pixel at native size"
+    )
+    future: Literal["ignore", "background"] = setting(
+        "ignore", "classes of later steps at test time: left out, or scored as background"
+    )
+    batch_size: int = setting(8, "images scored at a time", 1)
+
+
+@dataclass(frozen=True)
+class Train:
+    """How a step is trained."""
+
+    batch_size: int = setting(8, "images per iteration, over all processes together", 1)
+    epochs: int = setting(30, "passes over the images of each step", 1)
+    seed: int = setting(0, "of everything random", 0)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The generated data set."""
+
+    size: int = setting(64, "side of the images", 32, 1024)
+    train: int = setting(1200, "training images", 1)
+    val: int = setting(200, "validation images", 1)
+    seed: int = setting(0, "of the generator", 0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that a run depends on beside its specification, its method and its data."""
+
+    data: Data = field(default_factory=Data)
+    eval: Eval = field(default_factory=Eval)
+    train: Train = field(default_factory=Train)
+    shapes: Shapes = field(default_factory=Shapes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, ready for JSON; `config_from` reads them back."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+
+BY_DATA_SET: dict[str, dict[str, dict[str, Any]]] = {
+    "ade20k": {"train": {"batch_size": 4, "epochs": 60}},
+    "shapes": {
+        "data": {"crop": 64},
+        "eval": {"transform": "full_image", "batch_size": 50},
+        "train": {"batch_size": 16},
+    },
+}
+"""What differs from the defaults (those of VOC) for each data set."""
+
+
+def load_config(data_set: str, file: Path | None = None, assignments: Sequence[str] = ()) -> Config:
+    """The resolved configuration for a data set, a TOML file and `section.key=value` assignments."""
+    layers: list[tuple[str, Mapping[str, Any]]] = [(data_set, BY_DATA_SET.get(data_set, {}))]
+    if file is not None:
+        layers.append((str(file), _read_toml(file)))
+    layers += [(f"--set {text}", _assignment(text)) for text in assignments]
+    values: dict[str, dict[str, Any]] = {}
+    for origin, layer in layers:
+        config_from(layer, origin)  # each layer is checked by itself, so that a message names where a value stands
+        for section, keys in layer.items():
+            values.setdefault(section, {}).update(keys)
+    return config_from(values, data_set)
+
+
+def config_from(values: Mapping[str, Any], origin: str) -> Config:
+    """A configuration from nested values; unknown keys, wrong types and impossible values are errors."""
+    known = {f"{s.name}.{f.name}" for s in fields(Config) for f in fields(_section(s.name))}
+    sections = {}
+    for name, keys in values.items():
+        if name not in {s.name for s in fields(Config)}:
+            raise UsageError(f"{origin}: unknown section [{name}]{nearest(name, [s.name for s in fields(Config)])}")
+        if not isinstance(keys, Mapping):
+            raise UsageError(f"{origin}: {name} is a section; write its keys as {name}.KEY = VALUE.")
+        kind = _section(name)
+        hints = typing.get_type_hints(kind)
+        checked = {}
+        for key, value in keys.items():
+            if f"{name}.{key}" not in known:
+                raise UsageError(f"{origin}: unknown key {name}.{key}{_nearest_key(name, key, sorted(known))}")
+            metadata = kind.__dataclass_fields__[key].metadata
+            checked[key] = _value(f"{origin}: {name}.{key}", value, hints[key], metadata)
+        sections[name] = kind(**checked)
+    return Config(**sections)
+
+
+def _section(name: str) -> Any:
+    kind = typing.get_type_hints(Config)[name]
+    assert is_dataclass(kind)
+    return kind
+
+
+def _nearest_key(section: str, key: str, known: list[str]) -> str:
+    """The same key in another section, or the closest spelling."""
+    same = [k for k in known if k.endswith(f".{key}")]
+    return f"; did you mean {same[0]!r}?" if same else nearest(f"{section}.{key}", known)
+
+
+def _value(where: str, value: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:
+    """`value` as the type `kind` says, within bounds."""
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices or not isinstance(value, str):
+            raise UsageError(f"{where} = {value!r} is not possible{nearest(str(value), choices)}")
+        return value
+    if typing.get_origin(kind) is tuple:
+        items = typing.get_args(kind)
+        if not isinstance(value, list | tuple) or len(value) != len(items):
+            raise UsageError(f"{where} = {value!r} is not a list of {len(items)} values such as [0.5, 2.0].")
+        checked = tuple(_value(where, v, k, bounds) for v, k in zip(value, items, strict=True))
+        if list(checked) != sorted(checked):
+            raise UsageError(f"{where} = {value!r}: the smaller value comes first.")
+        return checked
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        raise UsageError(f"{where} = {value!r} is not {_TYPES[kind]}.")
+    low, high = bounds["minimum"], bounds["maximum"]
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        span = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise UsageError(f"{where} = {value!r} must be {span}.")
+    return value
+
+
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror}).") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: not valid TOML: {error}") from error
+
+
+def _assignment(text: str) -> dict[str, dict[str, Any]]:
+    """`section.key=value`; the value is TOML, or a bare word."""
+    name, equals, raw = text.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise UsageError(f"--set {text}: write section.key=value, such as train.epochs=30.")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    return {section: {key: value}}

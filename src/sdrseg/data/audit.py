@@ -1,0 +1,177 @@
+"""What a data set holds and what is wrong with it. One broken file is a line in the list, never the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from sdrseg.data.index import ClassIndex, class_index, map_with_threads
+from sdrseg.data.source import VOID, Problem, Progress, Source, Split
+from sdrseg.errors import DataError
+from sdrseg.scenario import Scenario
+
+SPLITS: tuple[Split, ...] = ("train", "val")
+LOSSY = {b"\xff\xd8\xff": "JPEG"}
+
+
+@dataclass(frozen=True)
+class ClassCount:
+    """How often a class occurs, by split."""
+
+    id: int
+    name: str
+    images: dict[Split, int]
+    pixels: dict[Split, int]
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a data set holds."""
+
+    name: str
+    images: dict[Split, int]
+    classes: tuple[ClassCount, ...]
+    void_share: dict[Split, float]
+    sizes: dict[Split, dict[str, str]]
+    problems: tuple[Problem, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def take_stock(source: Source, progress: Progress | None = None) -> tuple[Holdings, dict[Split, ClassIndex]]:
+    """Read every mask and every image of a data set; return what it holds, all problems, and the class indexes."""
+    problems = list(source.problems())
+    indexes: dict[Split, ClassIndex] = {}
+    for split in SPLITS:
+        indexes[split] = index = class_index(source, split, progress)
+        problems += index.problems
+        problems += _label_problems(source, index)
+        problems += _image_problems(source, index, progress)
+    problems += _class_problems(source, indexes)
+    counts = tuple(
+        ClassCount(
+            c,
+            name,
+            {s: int(i.present[:, c].sum()) for s, i in indexes.items()},
+            {s: int(i.pixels[:, c].sum()) for s, i in indexes.items()},
+        )
+        for c, name in enumerate(source.classes)
+    )
+    void = {s: float(i.pixels[:, VOID].sum() / max(1, i.pixels.sum())) for s, i in indexes.items()}
+    images = {s: len(i.ids) for s, i in indexes.items()}
+    sizes = {s: _sizes(i) for s, i in indexes.items()}
+    return Holdings(source.name, images, counts, void, sizes, tuple(problems)), indexes
+
+
+def _label_problems(source: Source, index: ClassIndex) -> Iterator[Problem]:
+    last = len(source.classes) - 1
+    for id, values in index.out_of_range(len(source.classes)):
+        found = ", ".join(f"{value} ({pixels} pixels)" for value, pixels in values.items())
+        detail = f"{found}; the classes are 0..{last} and 255 is void"
+        yield Problem(source.file(id, "mask"), "value out of range", detail)
+    readable = index.sizes.any(axis=1)
+    labelled = index.pixels[:, 1:VOID].any(axis=1)
+    for row in np.flatnonzero(readable & ~labelled):
+        yield Problem(source.file(index.ids[row], "mask"), "empty mask", "no class in it; no step will use it")
+    for row in np.flatnonzero(index.digests.any(axis=1)):
+        start = source.mask_content(index.ids[row])[:3]
+        if start in LOSSY:
+            detail = f"{LOSSY[start]} changes label values at every edge; save masks as PNG"
+            yield Problem(source.file(index.ids[row], "mask"), f"saved as {LOSSY[start]}", detail)
+
+
+def _image_problems(source: Source, index: ClassIndex, progress: Progress | None) -> Iterator[Problem]:
+    def look(row: int) -> Problem | None:
+        id = index.ids[row]
+        try:
+            image = source.image(id)
+        except (OSError, DataError) as error:
+            return Problem(source.file(id, "image"), "unreadable", str(error))
+        height, width = index.sizes[row]
+        if (height or width) and image.shape[:2] != (height, width):
+            detail = f"image {image.shape[1]}×{image.shape[0]}, mask {width}×{height} ({source.file(id, 'mask')})"
+            return Problem(source.file(id, "image"), "size mismatch", detail)
+        return None
+
+    yield from (p for p in map_with_threads(look, range(len(index.ids)), progress) if p is not None)
+
+
+def _class_problems(source: Source, indexes: dict[Split, ClassIndex]) -> Iterator[Problem]:
+    for split, index in indexes.items():
+        if index.ids:
+            for c in range(1, len(source.classes)):
+                if not index.pixels[:, c].any():
+                    name = f"class {c} ({source.classes[c]})"
+                    yield Problem(source.name, "class without images", f"{name} is in no {split} image")
+
+
+def _sizes(index: ClassIndex) -> dict[str, str]:
+    """Smallest, median and largest image by area, as "width×height", and how many different sizes there are."""
+    sizes = index.sizes[index.sizes.any(axis=1)].tolist()
+    if not sizes:
+        return {}
+    ordered = sorted(sizes, key=lambda size: (size[0] * size[1], size))
+    named = {"smallest": ordered[0], "median": ordered[len(ordered) // 2], "largest": ordered[-1]}
+    different = len({tuple(size) for size in sizes})
+    return {name: f"{width}×{height}" for name, (height, width) in named.items()} | {"different": str(different)}
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What the training images of a step really hold, by their raw labels."""
+
+    step: int
+    train: int
+    with_old: int  # images with a pixel of an old class (background aside)
+    with_future: int  # images with a pixel of a class of a later step
+    seen_before: int  # images that an earlier step had too
+
+
+def step_facts(scenario: Scenario, train: ClassIndex) -> list[StepFacts]:
+    """Count, step by step, which of the rules of the protocols the images keep."""
+    row_of = {id: row for row, id in enumerate(train.ids)}
+    seen: set[str] = set()
+    facts = []
+    for step in scenario.steps:
+        present = train.present[[row_of[id] for id in step.train_ids]]
+
+        def holding(classes: Sequence[int], present: Any = present) -> int:
+            return int(present[:, [c for c in classes if c != 0]].any(axis=1).sum())
+
+        before = sum(id in seen for id in step.train_ids)
+        facts.append(StepFacts(step.number, len(step.train_ids), holding(step.old), holding(step.future), before))
+        seen.update(step.train_ids)
+    return facts
+
+
+def obeyed(facts: Sequence[StepFacts]) -> str:
+    """Which protocol the images really obey, in a sentence."""
+    if len(facts) == 1:
+        return "One step only: every protocol is the same."
+    later = [f for f in facts if f.step > 0]
+    again, future = sum(f.seen_before for f in facts), sum(f.with_future for f in facts)
+    old = sum(f.with_old for f in later)
+    if again:
+        kind = f"overlapped: {again} images are used in more than one step, {future} hold classes of later steps"
+    elif future:
+        kind = (
+            f"disjoint by image only: no image is used twice, but {future} hold classes of later steps, "
+            f"which training labels as background"
+        )
+    else:
+        kind = "disjoint: no image is used twice and none holds a class of a later step"
+    if old:
+        labels = (
+            f"Old classes are labelled in {old} of {sum(f.train for f in later)} images of the later steps, so "
+            f"sequential training can learn from them; the masked protocols turn them into background."
+        )
+    else:
+        labels = (
+            "No image of a later step carries a label of an old class: they do not occur or were not annotated, and "
+            "sequential training would see no old labels either."
+        )
+    return f"The images obey {kind}. {labels}"

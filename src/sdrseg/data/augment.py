@@ -1,0 +1,159 @@
+"""Views: which pixels of an image an output shows. Augmentation and evaluation transforms are all views.
+
+Along each axis the source pixels [low, high) are resized to `size` pixels, and output pixel i shows resized pixel
+i + offset, or padding where there is none. Choosing a view (`scale_crop`, `rrc`, `crop512`, `full_image`) is apart
+from carrying it out, which happens one image at a time with torchvision (`show`) or in batches on a device
+(`cache.py`); both give the same pixels. Masks are resampled to the nearest pixel, images bilinearly with antialiasing.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as F
+
+from sdrseg.scenario import VOID
+
+MEAN = (0.485, 0.456, 0.406)  # ImageNet's, of values in 0..1
+STD = (0.229, 0.224, 0.225)
+FILL = tuple(round(255 * m) for m in MEAN)
+"""The colour of padding: the mean, so that it is close to 0 after normalisation."""
+
+ATTEMPTS = 10  # of rrc, as in torchvision
+ASPECTS = (3 / 4, 4 / 3)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Rows or columns of a view: source [low, high) resized to `size`; `out` pixels from `offset` on are shown."""
+
+    low: int
+    high: int
+    size: int
+    offset: int
+    out: int
+
+    @property
+    def shown(self) -> tuple[int, int]:
+        """The part [first, last) of the output that shows the image; the rest is padding."""
+        return max(0, -self.offset), min(self.out, self.size - self.offset)
+
+
+@dataclass(frozen=True)
+class View:
+    """Rows, columns, and whether left and right are swapped at the end."""
+
+    rows: Axis
+    columns: Axis
+    flip: bool = False
+
+
+def scale_crop(size: tuple[int, int], crop: int, scale: tuple[float, float], draw: random.Random) -> View:
+    """The paper's augmentation: a random scale, padding up to the crop, a random crop, a random flip."""
+    factor = _uniform(draw, *scale)
+
+    def axis(length: int) -> Axis:
+        scaled = max(1, round(length * factor))
+        room = scaled - crop
+        offset = _integer(draw, min(0, room), max(0, room))
+        return Axis(0, length, scaled, offset, crop)
+
+    return View(axis(size[0]), axis(size[1]), draw.random() < 0.5)
+
+
+def rrc(size: tuple[int, int], crop: int, scale: tuple[float, float], draw: random.Random) -> View:
+    """What MiB, SDR and PLOP really ran: torchvision's RandomResizedCrop with areas of 0.5 to 2 times the image.
+
+    An area above 1 never fits, so the crop covers 50 to 100 % of the image; after ten attempts the whole image is
+    taken, cut to an aspect between 3:4 and 4:3. The crop is stretched to the square.
+    """
+    height, width = size
+    for _ in range(ATTEMPTS):
+        area = height * width * _uniform(draw, *scale)
+        aspect = math.exp(_uniform(draw, math.log(ASPECTS[0]), math.log(ASPECTS[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            top, left = _integer(draw, 0, height - h), _integer(draw, 0, width - w)
+            break
+    else:
+        w = min(width, round(height * ASPECTS[1]))
+        h = min(height, round(width / ASPECTS[0]))
+        top, left = (height - h) // 2, (width - w) // 2
+    return View(Axis(top, top + h, crop, 0, crop), Axis(left, left + w, crop, 0, crop), draw.random() < 0.5)
+
+
+AUGMENTATIONS = {"scale_crop": scale_crop, "rrc": rrc}
+
+
+def crop512(size: tuple[int, int], crop: int = 512) -> View:
+    """The paper's evaluation: the shorter side to 512, then the centre 512×512."""
+    short = min(size)
+
+    def axis(length: int) -> Axis:
+        scaled = crop if length == short else int(crop * length / short)
+        return Axis(0, length, scaled, round((scaled - crop) / 2), crop)
+
+    return View(axis(size[0]), axis(size[1]))
+
+
+def full_image(size: tuple[int, int], stride: int = 16) -> View:
+    """Every pixel as it is, padded at the bottom and right to a multiple of the network's stride."""
+
+    def axis(length: int) -> Axis:
+        return Axis(0, length, length, 0, math.ceil(length / stride) * stride)
+
+    return View(axis(size[0]), axis(size[1]))
+
+
+EVALUATIONS = {"crop512": crop512, "full_image": full_image}
+
+
+def show(view: View, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Carry out a view on one image (3, H, W) uint8 and its mask (H, W) uint8. Padding is FILL and void."""
+    picture, label = tv_tensors.Image(image), tv_tensors.Mask(mask)
+    rows, columns = view.rows, view.columns
+    if (rows.low, rows.high, columns.low, columns.high) != (0, image.shape[-2], 0, image.shape[-1]):
+        box = (rows.low, columns.low, rows.high - rows.low, columns.high - columns.low)
+        picture, label = F.crop(picture, *box), F.crop(label, *box)
+    if (rows.size, columns.size) != tuple(picture.shape[-2:]):
+        picture = F.resize(picture, [rows.size, columns.size], antialias=True)
+        label = F.resize(label, [rows.size, columns.size])
+    (top, bottom), (left, right) = rows.shown, columns.shown
+    window = (top + rows.offset, left + columns.offset, bottom - top, right - left)
+    picture, label = F.crop(picture, *window), F.crop(label, *window)
+    border = [left, top, columns.out - right, rows.out - bottom]
+    if any(border):
+        picture, label = F.pad(picture, border, fill=list(FILL)), F.pad(label, border, fill=VOID)
+    if view.flip:
+        picture, label = F.horizontal_flip(picture), F.horizontal_flip(label)
+    return picture.as_subclass(Tensor), label.as_subclass(Tensor)
+
+
+def padding(view: View) -> Tensor:
+    """(out, out) bool: the pixels that show no part of the image."""
+    outside = torch.ones(view.rows.out, view.columns.out, dtype=torch.bool)
+    (top, bottom), (left, right) = view.rows.shown, view.columns.shown
+    if view.flip:
+        left, right = view.columns.out - right, view.columns.out - left
+    outside[top:bottom, left:right] = False
+    return outside
+
+
+def normalise(images: Tensor) -> Tensor:
+    """uint8 images to float32 with ImageNet's mean and standard deviation, keeping their memory format."""
+    result: Tensor = F.normalize(F.to_dtype(images, torch.float32, scale=True), list(MEAN), list(STD))
+    return result
+
+
+def _uniform(draw: random.Random, low: float, high: float) -> float:
+    return low + (high - low) * draw.random()
+
+
+def _integer(draw: random.Random, low: int, high: int) -> int:
+    """Uniform in low..high. Built on random() alone, the one method whose stream is fixed for all Python versions."""
+    return low + int(draw.random() * (high - low + 1))

@@ -1,0 +1,207 @@
+"""Batches of images and labels for training and evaluation, decoded by worker processes or shown from a cache.
+
+Everything random about a training image follows from (seed, epoch, id) alone: the same seed gives the same pixels
+whatever the number of workers or processes, and a restored position goes on exactly where it was.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from sdrseg.config import Config
+from sdrseg.data.augment import AUGMENTATIONS, EVALUATIONS, View, padding, show
+from sdrseg.data.cache import PixelCache
+from sdrseg.data.order import EvalOrder, Key, Share, TrainOrder
+from sdrseg.data.source import Source
+from sdrseg.errors import DataError
+from sdrseg.scenario import VOID
+
+Size = tuple[int, int]  # height, width
+Chooser = Callable[[Size, int, str], View]  # (size, epoch, id) -> view
+
+
+@dataclass(frozen=True)
+class Batch:
+    """images (B, 3, H, W) uint8 channels-last, labels (B, H, W) uint8 (channel or 255), padding (B, H, W) bool.
+
+    Padding is what a view added around an image. Its label is 255 too, but it is no void of the data set.
+    """
+
+    images: Tensor
+    labels: Tensor
+    padding: Tensor
+    ids: tuple[str, ...]
+    epoch: int = 0
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        tensors = {name: function(getattr(self, name)) for name in ("images", "labels", "padding")}
+        return replace(self, **tensors)  # type: ignore[arg-type]
+
+    def to(self, device: Any) -> Batch:
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        return self.map(Tensor.pin_memory)
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """A random view for each (epoch, id), the same for the same seed."""
+
+    config: Config
+
+    def __call__(self, size: Size, epoch: int, id: str) -> View:
+        data = self.config.data
+        draw = random.Random(f"view {self.config.train.seed} {epoch} {id}")
+        return AUGMENTATIONS[data.augment](size, data.crop, data.scale, draw)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The one view by which an image is scored."""
+
+    config: Config
+
+    def __call__(self, size: Size, epoch: int, id: str) -> View:
+        return EVALUATIONS[self.config.eval.transform](size)
+
+
+class Decoded(Dataset[Any]):
+    """Views of images that are decoded from the source each time."""
+
+    def __init__(self, source: Source, ids: Sequence[str], table: NDArray[np.uint8], choose: Chooser):
+        self.source, self.ids, self.choose = source, ids, choose
+        self.table = torch.tensor(table)
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch | DataError:
+        """A whole batch; the error of an unreadable picture is handed back, to be raised in the main process."""
+        try:
+            return self.batch(keys)
+        except DataError as error:
+            return error
+
+    def batch(self, keys: Sequence[Key]) -> Batch:
+        ids = tuple(self.ids[row] for _, row in keys)
+        samples = [self._sample(epoch, id) for (epoch, _), id in zip(keys, ids, strict=True)]
+        images, masks, outside = (torch.stack(parts) for parts in zip(*samples, strict=True))
+        return Batch(images.permute(0, 3, 1, 2), relabel(masks, outside, self.table), outside, ids, keys[0][0])
+
+    def _sample(self, epoch: int, id: str) -> tuple[Tensor, Tensor, Tensor]:
+        image, mask = (torch.from_numpy(np.array(array)) for array in self.source.pair(id))
+        view = self.choose((mask.shape[0], mask.shape[1]), epoch, id)
+        picture, label = show(view, image.permute(2, 0, 1), mask)
+        return picture.permute(1, 2, 0), label, padding(view)
+
+
+class Cached:
+    """Views of images that a cache holds."""
+
+    def __init__(self, cache: PixelCache, ids: Sequence[str], table: NDArray[np.uint8], choose: Chooser):
+        self.cache, self.ids, self.choose = cache, ids, choose
+        self.table = torch.tensor(table, device=cache.device)
+
+    def batch(self, keys: Sequence[Key]) -> Batch:
+        ids = tuple(self.ids[row] for _, row in keys)
+        views = [self.choose(self.cache.sizes[id], epoch, id) for (epoch, _), id in zip(keys, ids, strict=True)]
+        images, masks, outside = self.cache.show(ids, views)
+        return Batch(images, relabel(masks, outside, self.table), outside, ids, keys[0][0])
+
+
+def relabel(masks: Tensor, outside: Tensor, table: Tensor) -> Tensor:
+    """Raw labels to channels by a 256-entry table; padding stays 255 whatever the table makes of void."""
+    return table[masks.int()].masked_fill(outside, VOID)
+
+
+class Batches:
+    """Iterate over the batches of an order from its position on; the position follows what was handed out."""
+
+    def __init__(self, samples: Decoded | Cached, order: TrainOrder | EvalOrder, workers: int = 0, pin: bool = False):
+        self.samples, self.order, self.workers, self.pin = samples, order, workers, pin
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._make():
+            if isinstance(batch, DataError):
+                raise batch
+            self.order.advance()
+            yield batch
+
+    def _make(self) -> Iterator[Batch | DataError]:
+        if isinstance(self.samples, Cached) or self.workers == 0:
+            return (self.samples.batch(keys) for keys in self.order)
+        return iter(
+            DataLoader(
+                self.samples,
+                batch_sampler=self.order,
+                collate_fn=_as_it_is,
+                num_workers=min(self.workers, len(self.order)),
+                pin_memory=self.pin,
+            )
+        )
+
+
+def train_batches(
+    source: Source,
+    ids: Sequence[str],
+    table: NDArray[np.uint8],
+    config: Config,
+    *,
+    share: Share | None = None,
+    cache: PixelCache | None = None,
+) -> Batches:
+    """Shuffled, augmented batches of `config.train.epochs` epochs."""
+    train = config.train
+    order = TrainOrder(ids, train.batch_size, train.epochs, train.seed, share)
+    return _batches(source, ids, table, Augmented(config), order, config, cache)
+
+
+def eval_batches(
+    source: Source,
+    ids: Sequence[str],
+    sizes: Mapping[str, Size],
+    table: NDArray[np.uint8],
+    config: Config,
+    *,
+    share: Share | None = None,
+    cache: PixelCache | None = None,
+) -> Batches:
+    """Every image once; `sizes` are the images' sizes by id, from the class index."""
+    choose = Evaluated(config)
+    views = [choose(sizes[id], 0, id) for id in ids]
+    order = EvalOrder([(view.rows.out, view.columns.out) for view in views], config.eval.batch_size, share)
+    return _batches(source, ids, table, choose, order, config, cache)
+
+
+def _batches(
+    source: Source,
+    ids: Sequence[str],
+    table: NDArray[np.uint8],
+    choose: Chooser,
+    order: TrainOrder | EvalOrder,
+    config: Config,
+    cache: PixelCache | None,
+) -> Batches:
+    if cache is not None:
+        return Batches(Cached(cache, ids, table, choose), order)
+    return Batches(Decoded(source, ids, table, choose), order, workers(config), torch.cuda.is_available())
+
+
+def workers(config: Config) -> int:
+    """How many processes decode images."""
+    return min(16, os.cpu_count() or 1) if config.data.workers < 0 else config.data.workers
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

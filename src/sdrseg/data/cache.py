@@ -1,0 +1,189 @@
+"""Decoded images and masks kept in RAM or on the GPU, and views carried out there for a whole batch at once.
+
+Images differ in size, so all pixels lie in one long row of 4-byte words: red, green, blue, label. A batch is gathered
+into a frame that fits the largest image, and resized as two batched matrix products: the antialiased bilinear filter of
+each sample's rows and of its columns, exactly the weights torchvision uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from sdrseg.data.augment import FILL, Axis, View, padding, show
+from sdrseg.data.source import Progress, Source
+from sdrseg.errors import DataError, SdrsegError
+from sdrseg.scenario import VOID
+
+Size = tuple[int, int]  # height, width
+WORD = 4  # bytes a pixel
+HEADROOM = 0.5
+"""The share of free memory a cache may take: training needs the rest."""
+
+
+class PixelCache:
+    """Images and masks, decoded, on one device. `sizes`: (height, width) by id, in the order of `decoded`.
+
+    `decoded` yields (image (H, W, 3), mask (H, W)) uint8 tensors.
+    """
+
+    def __init__(self, sizes: Mapping[str, Size], decoded: Iterable[tuple[Tensor, Tensor]], device: Any = "cpu"):
+        self.device = torch.device(device)
+        self.sizes = dict(sizes)
+        self._row = {id: row for row, id in enumerate(sizes)}
+        ends = list(accumulate(height * width for height, width in sizes.values()))
+        self._first = [0, *ends]
+        self._pixels = torch.empty(ends[-1], WORD, dtype=torch.uint8, device=self.device)
+        for (id, size), first, end, (image, mask) in zip(sizes.items(), self._first[:-1], ends, decoded, strict=True):
+            if image.shape[:2] != size or mask.shape != size:
+                found = f"{tuple(image.shape[:2])} with a mask of {tuple(mask.shape)}"
+                raise DataError(f"{id}: {found}, not {size} as indexed. The files changed meanwhile; run it again.")
+            self._pixels[first:end] = torch.cat([image, mask[:, :, None]], dim=2).view(-1, WORD).to(self.device)
+        self._frame = (max(height for height, _ in sizes.values()), max(width for _, width in sizes.values()))
+        self._starts = torch.tensor(self._first[:-1], device=self.device)
+        self._widths = torch.tensor([width for _, width in sizes.values()], device=self.device)
+        self._fill = torch.tensor(FILL, dtype=torch.uint8, device=self.device)
+
+    @property
+    def nbytes(self) -> int:
+        return self._pixels.numel()
+
+    def show(self, ids: Sequence[str], views: Sequence[View]) -> tuple[Tensor, Tensor, Tensor]:
+        """Images (B, 3, out, out) uint8 channels-last, masks (B, out, out) uint8 and padding (B, out, out) bool."""
+        return (self.show_each if self.device.type == "cpu" else self.show_together)(ids, views)
+
+    def show_each(self, ids: Sequence[str], views: Sequence[View]) -> tuple[Tensor, Tensor, Tensor]:
+        """One image after the other with torchvision: the faster way on a CPU."""
+        shown = [show(view, *self._picture(id)) for id, view in zip(ids, views, strict=True)]
+        images = torch.stack([image.permute(1, 2, 0) for image, _ in shown]).permute(0, 3, 1, 2)
+        return images, torch.stack([mask for _, mask in shown]), torch.stack([padding(view) for view in views])
+
+    def show_together(self, ids: Sequence[str], views: Sequence[View]) -> tuple[Tensor, Tensor, Tensor]:
+        """The whole batch in a few large operations: the faster way on a GPU."""
+        frames = self._gather(torch.tensor([self._row[id] for id in ids]).to(self.device, non_blocking=True))
+        upright = [False] * len(views)
+        vertical = _Axes([v.rows for v in views], upright, self._frame[0], self.device)
+        horizontal = _Axes([v.columns for v in views], [v.flip for v in views], self._frame[1], self.device)
+        outside = ~(vertical.inside[:, :, None] & horizontal.inside[:, None, :])
+        colours = frames[..., :3].float()
+        narrowed = torch.einsum("bjx,byxc->byjc", horizontal.weights, colours)
+        images = torch.einsum("biy,byjc->bijc", vertical.weights, narrowed).round().clamp(0, 255).to(torch.uint8)
+        images = torch.where(outside[..., None], self._fill, images)
+        sample = torch.arange(len(ids), device=self.device)[:, None, None]
+        masks = frames[sample, vertical.nearest[:, :, None], horizontal.nearest[:, None, :], 3]
+        return images.permute(0, 3, 1, 2), masks.masked_fill(outside, VOID), outside
+
+    def _picture(self, id: str) -> tuple[Tensor, Tensor]:
+        row, (height, width) = self._row[id], self.sizes[id]
+        words = self._pixels[self._first[row] : self._first[row + 1]].view(height, width, WORD)
+        return words[:, :, :3].permute(2, 0, 1), words[:, :, 3]
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        """(B, frame height, frame width, 4): each image in the top left corner of a frame; the rest is never read."""
+        height, width = self._frame
+        y = torch.arange(height, device=self.device)[:, None]
+        x = torch.arange(width, device=self.device)[None, :]
+        index = self._starts[rows, None, None] + y * self._widths[rows, None, None] + x
+        words = self._pixels.view(torch.int32).squeeze(1)
+        return words[index.clamp_max(len(words) - 1)].view(torch.uint8).view(len(rows), height, width, WORD)
+
+
+class _Axes:
+    """The same axis of every view of a batch, as tensors on the device.
+
+    weights (B, out, length): the antialiased triangle filter, zero for padding; nearest (B, out): the source pixel of a
+    mask; inside (B, out): not padding.
+    """
+
+    def __init__(self, axes: Sequence[Axis], flips: Sequence[bool], length: int, device: torch.device):
+        out = axes[0].out
+        numbers = torch.tensor([[a.low, a.high, a.size, a.offset] for a in axes])
+        low, high, size, offset = numbers.to(device, non_blocking=True)[:, :, None].unbind(1)
+        flip = torch.tensor(flips)[:, None].to(device, non_blocking=True)
+        place = torch.arange(out, device=device)[None]
+        place = torch.where(flip, out - 1 - place, place) + offset
+        self.inside = (place >= 0) & (place < size)
+        ratio = (high - low).float() / size.float()
+        self.nearest = (low + (place.float() * ratio).floor().long()).clamp(min=low, max=high - 1)
+        centre = low + (place + 0.5) * ratio
+        reach = ratio.clamp_min(1)
+        source = torch.arange(length, device=device)[None, None]
+        weights = (1 - (source + 0.5 - centre[:, :, None]).abs() / reach[:, :, None]).clamp_min(0)
+        weights = weights * ((source >= low[:, :, None]) & (source < high[:, :, None])) * self.inside[:, :, None]
+        self.weights = weights / weights.sum(2, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def build_cache(
+    source: Source, sizes: Mapping[str, Size], device: Any, workers: int, progress: Progress | None = None
+) -> PixelCache:
+    """Decode the images of `sizes` (by id) with worker processes and keep them on `device`."""
+    loader = DataLoader(_Pairs(source, list(sizes)), batch_size=None, num_workers=workers)
+
+    def decoded() -> Iterator[tuple[Tensor, Tensor]]:
+        for done, item in enumerate(loader, 1):
+            if isinstance(item, DataError):
+                raise item
+            if progress is not None:
+                progress(done, len(sizes))
+            yield item
+
+    return PixelCache(sizes, decoded(), device)
+
+
+class _Pairs(Dataset[Any]):
+    def __init__(self, source: Source, ids: Sequence[str]):
+        self.source, self.ids = source, ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor] | DataError:
+        try:
+            image, mask = self.source.pair(self.ids[row])
+        except DataError as error:
+            return error
+        return torch.from_numpy(np.array(image)), torch.from_numpy(np.array(mask))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device; 0 where nobody can tell (then images are rather decoded again)."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), 0)
+
+
+def cache_device(
+    wish: str, sizes: Iterable[Size], device: Any, free: Callable[[torch.device], int] = free_memory
+) -> torch.device | None:
+    """Where to keep the decoded images for training on `device`: that GPU, the CPU, or None (not at all).
+
+    `wish` is data.cache: "auto" takes the nearest place where they fit; "gpu" and "ram" are refused where they do not.
+    """
+    needed = sum(height * width for height, width in sizes) * WORD
+    device = torch.device(device)
+    places: dict[str, torch.device] = {"gpu": device, "ram": torch.device("cpu")}
+    if wish == "off":
+        return None
+    if wish == "gpu" and device.type == "cpu":
+        raise SdrsegError("data.cache = 'gpu', but there is no GPU to train on. Use 'ram' or 'auto'.")
+    tried: list[torch.device] = list(places.values()) if wish == "auto" else [places[wish]]
+    for place in tried:
+        if needed <= HEADROOM * free(place):
+            return place
+    if wish == "auto":
+        return None
+    raise SdrsegError(
+        f"data.cache = {wish!r} needs {needed / 2**30:.1f} GiB on {places[wish]}, which has "
+        f"{free(places[wish]) / 2**30:.1f} GiB free (half of it may be used). Use data.cache=auto or off."
+    )

@@ -1,0 +1,107 @@
+"""`sdrseg data`: what a data set holds, what each step of a scenario sees, and every problem in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sdrseg.config import load_config
+from sdrseg.data import open_source
+from sdrseg.data.audit import Holdings, StepFacts, obeyed, step_facts, take_stock
+from sdrseg.data.picture import check_may_write, save_grid
+from sdrseg.data.source import Source
+from sdrseg.scenario import Scenario, build_scenario, class_lists, parse_spec
+from sdrseg.terminal import console, print_json, print_table, progress
+
+
+def inspect_data(
+    spec_text: str,
+    path: Path | None,
+    picture: Path | None,
+    config_file: Path | None,
+    assignments: Sequence[str],
+    json: bool,
+) -> int:
+    """Print everything about a data set (and a scenario on it), save a picture grid; return the number of problems."""
+    spec = parse_spec(spec_text)
+    config = load_config(spec.source, config_file, assignments)
+    file = picture or Path(re.sub(r"[^\w.-]+", "-", str(spec)) + ".png")
+    check_may_write(file)
+    source = open_source(spec.source, path, config)
+    if spec.task is not None:
+        class_lists(spec, source.classes)  # a wrong task is said before thousands of files are read
+    with progress(f"reading {spec.source}") as report:
+        holdings, indexes = take_stock(source, report)
+    scenario, facts = None, []
+    if spec.task is not None:
+        policy = {"void_train": config.data.void_train, "eval_future": config.eval.future}
+        scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **policy)
+        facts = step_facts(scenario, indexes["train"])
+    save_grid(source, scenario, file)
+    if json:
+        print_json(_as_json(str(spec), holdings, source, scenario, facts, file) | {"config": config.to_dict()})
+    else:
+        _print(holdings, source, scenario, facts, file)
+    return len(holdings.problems)
+
+
+def _as_json(
+    spec: str, holdings: Holdings, source: Source, scenario: Scenario | None, facts: list[StepFacts], file: Path
+) -> dict[str, Any]:
+    result: dict[str, Any] = {"spec": spec, "picture": str(file)} | holdings.to_dict()
+    if scenario is not None:
+        result["steps"] = [
+            {"step": s.number, "new": _names(source, s.new), "new_ids": s.new, "train": len(s.train_ids)}
+            | {"val": len(s.val_ids), "test": len(s.test_ids), "with_old": f.with_old, "with_future": f.with_future}
+            | {"seen_before": f.seen_before}
+            for s, f in zip(scenario.steps, facts, strict=True)
+        ]
+        result["obeys"] = obeyed(facts)
+        result["warnings"] = scenario.warnings
+    return result
+
+
+def _print(holdings: Holdings, source: Source, scenario: Scenario | None, facts: list[StepFacts], file: Path) -> None:
+    out = console()
+    splits = list(holdings.images)
+    title = f"{holdings.name}: " + ", ".join(f"{holdings.images[s]:,} {s}" for s in splits) + " images"
+    columns = ["id", "class", *(f"{s} {what}" for s in splits for what in ("images", "pixels", "share"))]
+    total = {s: max(1, sum(c.pixels[s] for c in holdings.classes)) for s in splits}
+    rows: list[list[Any]] = []
+    for c in holdings.classes:
+        shares = {s: f"{100 * c.pixels[s] / total[s]:.2f} %" for s in splits}
+        rows.append([c.id, c.name, *(v for s in splits for v in (c.images[s], c.pixels[s], shares[s]))])
+    print_table(title, columns, rows)
+    for split, sizes in holdings.sizes.items():
+        if sizes:
+            print_sizes = ", ".join(f"{name} {size}" for name, size in sizes.items() if name != "different")
+            void = f"{100 * holdings.void_share[split]:.2f} % of the pixels are void"
+            out.print(f"{split}: {print_sizes} ({sizes['different']} different sizes); {void}")
+    if scenario is not None:
+        columns = ["step", "new classes", "train", "with old", "with future", "seen before", "val", "test"]
+        rows = [
+            [s.number, ", ".join(_names(source, s.new)) or "(all, another part)", f.train]
+            + [f.with_old, f.with_future, f.seen_before, len(s.val_ids), len(s.test_ids)]
+            for s, f in zip(scenario.steps, facts, strict=True)
+        ]
+        out.print()
+        print_table(f"{scenario.spec}: what each step sees", columns, rows)
+        out.print(obeyed(facts))
+        for warning in scenario.warnings:
+            out.print(f"warning: {warning}", markup=False)
+    out.print()
+    if holdings.problems:
+        print_table(
+            f"{len(holdings.problems):,} problems",
+            ["kind", "file", "detail"],
+            [[p.kind, p.file, p.detail] for p in sorted(holdings.problems, key=lambda p: (p.kind, p.file))],
+        )
+    else:
+        out.print("No problems found in any file.")
+    out.print(f"Picture grid: {file}", markup=False)
+
+
+def _names(source: Source, ids: Sequence[int]) -> list[str]:
+    return [source.classes[c] for c in ids]

@@ -1,0 +1,106 @@
+"""The order in which images are used, and how processes share them. No torch.
+
+A key (epoch, row) names one use of one image. With N processes each takes its part of every global training batch, so
+the batches are the same whatever N; in evaluation each image is used exactly once over all processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sdrseg.errors import SdrsegError
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which process this is, of how many."""
+
+    rank: int = 0
+    world: int = 1
+
+
+class TrainOrder:
+    """Every epoch a new permutation, cut into batches of one size; the rest of an epoch that fills no batch is dropped.
+
+    `epoch` and `batch` are the position: the next batch to be used. The permutation of an epoch follows from the seed
+    and the epoch alone, so these two numbers are all that has to be saved.
+    """
+
+    def __init__(self, ids: Sequence[str], batch_size: int, epochs: int, seed: int, share: Share | None = None):
+        share = share or Share()
+        if batch_size % share.world:
+            raise SdrsegError(
+                f"train.batch_size = {batch_size} cannot be shared by {share.world} processes. Use a multiple of it."
+            )
+        if len(ids) < batch_size:
+            raise SdrsegError(f"{len(ids)} images do not fill one batch of train.batch_size = {batch_size}.")
+        self.images, self.batch_size, self.epochs, self.seed, self.share = len(ids), batch_size, epochs, seed, share
+        self.batches_per_epoch = len(ids) // batch_size
+        self.epoch = 0
+        self.batch = 0
+        self._of = hashlib.blake2b("\0".join([str(batch_size), str(seed), *ids]).encode(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        """Batches that are left."""
+        return (self.epochs - self.epoch) * self.batches_per_epoch - self.batch
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        """This process's keys of each batch, from the position on; the position itself does not move."""
+        mine = self.batch_size // self.share.world
+        first = self.batch
+        for epoch in range(self.epoch, self.epochs):
+            rows = self._permutation(epoch)
+            for batch in range(first, self.batches_per_epoch):
+                start = batch * self.batch_size + self.share.rank * mine
+                yield [(epoch, row) for row in rows[start : start + mine]]
+            first = 0
+
+    def advance(self) -> None:
+        """Move the position behind the batch that was used."""
+        self.batch += 1
+        if self.batch == self.batches_per_epoch:
+            self.epoch, self.batch = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "batch": self.batch, "of": self._of}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved position; one that belongs to other images, another batch size or seed is refused."""
+        if state["of"] != self._of:
+            raise SdrsegError("The saved position belongs to other training images, another batch size or seed.")
+        self.epoch, self.batch = state["epoch"], state["batch"]
+
+    def _permutation(self, epoch: int) -> list[int]:
+        draw = random.Random(f"order {self.seed} {epoch}")
+        keys = [draw.random() for _ in range(self.images)]
+        return sorted(range(self.images), key=keys.__getitem__)
+
+
+class EvalOrder:
+    """Every image once over all processes, never padded; a batch holds images of one output shape only."""
+
+    def __init__(self, shapes: Sequence[Hashable], batch_size: int, share: Share | None = None):
+        share = share or Share()
+        groups: dict[Hashable, list[int]] = {}
+        for row in range(share.rank, len(shapes), share.world):
+            groups.setdefault(shapes[row], []).append(row)
+        self._batches = [
+            [(0, row) for row in rows[start : start + batch_size]]
+            for rows in groups.values()
+            for start in range(0, len(rows), batch_size)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return iter(self._batches)
+
+    def advance(self) -> None:
+        """Nothing to remember: an evaluation is never resumed in the middle."""

@@ -1,0 +1,91 @@
+"""A picture grid of a data set: images with their labels, one row a step where there is a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from PIL import Image
+
+from sdrseg.data.source import VOID, Array, Source, palette
+from sdrseg.errors import DataError, SdrsegError
+from sdrseg.files import atomic_writer
+from sdrseg.scenario import Scenario
+
+COLUMNS = 6
+CELL = (2.2, 1.35)  # inches: width and height of an image beside its label map, title included
+TITLE = 0.32
+LEGEND = 0.6
+OURS = "sdrseg"  # written into the PNG, so that our own picture may be replaced and nobody else's
+
+
+def check_may_write(file: Path) -> None:
+    """Refuse to replace a picture that sdrseg did not make."""
+    if not file.exists():
+        return
+    try:
+        with Image.open(file) as picture:
+            if picture.info.get("Software") == OURS:
+                return
+    except OSError:
+        pass
+    raise SdrsegError(f"{file} exists and was not made by sdrseg. Choose another name with --picture.")
+
+
+def save_grid(source: Source, scenario: Scenario | None, file: Path) -> None:
+    """Save a grid: per row some training images, each beside its label map as that step is trained on it."""
+    if scenario is None:
+        table = np.arange(256, dtype=np.uint8)
+        rows = [("train", source.ids("train"), table), ("val", source.ids("val"), table)]
+        channels: Sequence[int] = range(len(source.classes))
+    else:
+        rows = [(_title(source, s.new, s.number), s.train_ids, s.train_table) for s in scenario.steps]
+        channels = scenario.steps[-1].channels
+    colours = palette()
+    colours[VOID] = 255
+    width, height = COLUMNS * CELL[0], len(rows) * CELL[1] + LEGEND
+    figure = Figure(figsize=(width, height), dpi=110)
+    FigureCanvasAgg(figure)
+    raw = np.full(256, VOID, np.uint8)
+    raw[: len(channels)] = channels  # a class keeps its colour whatever channel it has
+    used: set[int] = set()
+    for number, (title, ids, table) in enumerate(rows):
+        bottom = height - (number + 1) * CELL[1]
+        figure.text(0.01, (bottom + CELL[1] - 0.08) / height, title, fontsize=8, va="top", weight="bold")
+        for column, id in enumerate(_spread(ids)):
+            box = (column * CELL[0] + 0.05, bottom + 0.03, CELL[0] - 0.1, CELL[1] - TITLE)
+            axis = figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height), anchor="W")
+            axis.set_axis_off()
+            try:
+                image, mask = source.pair(id)
+            except DataError:
+                axis.text(0.5, 0.5, f"{id}\nunreadable", ha="center", va="center", fontsize=6)
+                continue
+            label = table[mask]
+            used |= {int(v) for v in np.unique(label) if v != VOID}
+            axis.imshow(_side_by_side(image, colours[raw[label]]))
+    known = [c for c in sorted(used) if c < len(channels)]
+    legend = [Patch(color=colours[channels[c]] / 255, label=source.classes[channels[c]]) for c in known]
+    legend.append(Patch(facecolor="white", edgecolor="grey", label="void"))
+    figure.legend(handles=legend, loc="lower center", ncols=min(11, len(legend)), fontsize=7, frameon=False)
+    with atomic_writer(file) as out:
+        figure.savefig(out, format="png", metadata={"Software": OURS})
+
+
+def _title(source: Source, new: Sequence[int], number: int) -> str:
+    names = ", ".join(source.classes[c] for c in new) or "another part with all classes"
+    return f"step {number}: {names if len(names) < 150 else names[:147] + '…'}"
+
+
+def _spread(ids: Sequence[str]) -> list[str]:
+    """A few ids from all over the list."""
+    return [ids[i] for i in sorted({int(i) for i in np.linspace(0, len(ids) - 1, COLUMNS)})] if ids else []
+
+
+def _side_by_side(image: Array, label: Array) -> Array:
+    step = max(1, max(image.shape[:2]) // 256)  # thumbnails: no need for every pixel
+    return np.concatenate([image[::step, ::step], label[::step, ::step]], axis=1)

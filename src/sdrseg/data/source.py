@@ -1,0 +1,217 @@
+"""What a data set is: ids, class names, and for each id an image and a label map.
+
+Every source hands out label maps in one form, whatever its files look like: (H, W) uint8, the position of the
+class in `classes`, 0 for background and 255 for void. A value that belongs to no class is passed on as it is: the
+class index finds it and the audit names the file.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from sdrseg.errors import DataError
+from sdrseg.scenario import VOID as VOID
+
+MAX_CLASSES = 254
+"""Background included; ids 0..253. 255 is void, and 254 stays free so that no class is ever mistaken for it."""
+
+Split = Literal["train", "val"]
+Array = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One thing wrong with one file (or id) of a data set."""
+
+    file: str
+    kind: str  # a few fixed words: "unreadable", "size mismatch", "value out of range", …
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.kind}: {self.detail}"
+
+
+class Source(ABC):
+    """A data set. Subclasses: voc, ade20k, folder, shapes."""
+
+    name: str
+    classes: tuple[str, ...]
+    score_background: bool = True
+    """False where 0 means "unlabelled" (ADE20K): it is trained as a channel and never scored."""
+    partition: Literal["latest", "balanced"] = "latest"
+    """How disjoint steps share the images: each to the step of its latest class, or balanced by a greedy pass."""
+
+    @abstractmethod
+    def ids(self, split: Split) -> tuple[str, ...]:
+        """The ids of a split, in the order that index lists refer to (sorted)."""
+
+    @abstractmethod
+    def image(self, id: str) -> Array:
+        """The image as (H, W, 3) uint8 RGB."""
+
+    @abstractmethod
+    def mask(self, id: str) -> Array:
+        """The label map as (H, W) uint8: class ids, 0 background, 255 void."""
+
+    @abstractmethod
+    def mask_content(self, id: str) -> bytes:
+        """The bytes that decide the label map of `id`: what the class index is keyed by."""
+
+    def pair(self, id: str) -> tuple[Array, Array]:
+        """Image and mask of one id, which must be of one size."""
+        image, mask = self.image(id), self.mask(id)
+        if image.shape[:2] != mask.shape:
+            raise DataError(
+                f"{self.file(id, 'image')}: {image.shape[1]}×{image.shape[0]} pixels, but its mask "
+                f"{self.file(id, 'mask')} has {mask.shape[1]}×{mask.shape[0]}. Make them the same size."
+            )
+        return image, mask
+
+    @property
+    def coding(self) -> str:
+        """What else decides the label maps, the same for all ids (a colour table, an ignore value)."""
+        return ""
+
+    def file(self, id: str, kind: Literal["image", "mask"]) -> str:
+        """How messages name the image or the mask of `id`: a path where there is one."""
+        return f"{self.name}:{id}"
+
+    def problems(self) -> list[Problem]:
+        """What was found wrong while the files were listed (before any was opened)."""
+        return []
+
+
+class PictureFiles(Source):
+    """A data set of picture files: one image and one 8-bit mask file for each id."""
+
+    def __init__(self) -> None:
+        self._images: dict[str, Path] = {}
+        self._masks: dict[str, Path] = {}
+        self._ids: dict[Split, tuple[str, ...]] = {}
+        self._problems: list[Problem] = []
+
+    def ids(self, split: Split) -> tuple[str, ...]:
+        return self._ids[split]
+
+    def image(self, id: str) -> Array:
+        return read_image(self._images[id])
+
+    def mask(self, id: str) -> Array:
+        label = read_label(self._masks[id])
+        if label.ndim != 2 or label.dtype != np.uint8:
+            raise DataError(f"{self._masks[id]}: not an 8-bit mask of class ids (grey or palette PNG).")
+        return label.astype(np.uint8, copy=False)
+
+    def mask_content(self, id: str) -> bytes:
+        return self._masks[id].read_bytes()
+
+    def file(self, id: str, kind: Literal["image", "mask"]) -> str:
+        return str((self._images if kind == "image" else self._masks).get(id, f"{self.name}:{id}"))
+
+    def problems(self) -> list[Problem]:
+        return list(self._problems)
+
+    def note_size(self, where: Path, split: Split, published: int) -> None:
+        """Note as a problem that a split is not the one the published tasks are defined on."""
+        if (found := len(self._ids[split])) != published:
+            detail = f"{found} {split} images; the published tasks are defined on {published}"
+            self._problems.append(Problem(str(where), "not the published set", detail))
+
+
+def read_image(path: Path) -> Array:
+    """Read any picture as (H, W, 3) uint8 RGB, turned as its EXIF orientation says; errors name the file."""
+    with _open(path) as picture:
+        picture = ImageOps.exif_transpose(picture)
+        if picture.mode.startswith("I;16"):
+            grey = (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)
+            return np.repeat(grey[:, :, None], 3, axis=2)
+        return np.asarray(picture.convert("RGB"))
+
+
+def read_label(path: Path) -> NDArray[np.uint8 | np.uint16 | np.int32]:
+    """Read a mask file as stored: (H, W) values for grey, palette and 16-bit files, (H, W, 3) for colour files."""
+    with _open(path) as picture:
+        if picture.mode in ("L", "P") or picture.mode.startswith("I"):
+            return np.asarray(picture)
+        if picture.mode == "1":
+            return np.asarray(picture.convert("L")) // VOID
+        if picture.mode in ("RGB", "RGBA"):
+            return np.asarray(picture.convert("RGB"))
+        raise DataError(f"{path}: a mask with colour mode {picture.mode}; save it as an 8-bit PNG of class ids.")
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Image.Image]:
+    """Open and decode a picture; whatever Pillow throws becomes an error that names the file."""
+    try:
+        picture = Image.open(path)
+        picture.load()
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file.") from error
+    except Exception as error:  # Pillow's decoders raise almost anything on broken bytes
+        reason = str(error) or type(error).__name__
+        raise DataError(f"{path}: cannot be read as a picture ({reason}). Replace or remove it.") from error
+    with picture:
+        yield picture
+
+
+def _names(folder: Path, below: str = "") -> Iterator[str]:
+    """All files below a folder as "a/b.png", hidden ones left out (os.scandir: pathlib takes seconds on large sets)."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _names(Path(entry.path), f"{below}{entry.name}/")
+            elif entry.is_file():
+                yield below + entry.name
+
+
+def find_by_id(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[dict[str, Path], list[Problem]]:
+    """All files below `folder` by id (the path below it without suffix), whatever their format.
+
+    Two files of one id are a problem; the first in name order is kept. Hidden files are passed over.
+    """
+    found: dict[str, Path] = {}
+    problems = []
+    wanted = None if suffixes is None else {s.lower() for s in suffixes}
+    for name in sorted(_names(folder)):
+        stem, dot, suffix = name.rpartition(".")
+        id, suffix = (stem, dot + suffix) if dot and "/" not in suffix else (name, "")
+        if wanted is not None and suffix.lower() not in wanted:
+            continue
+        path = folder / name
+        if id in found:
+            problems.append(Problem(str(path), "duplicate id", f"{found[id].name} has the id {id!r} too and is used"))
+        else:
+            found[id] = path
+    return found, problems
+
+
+PICTURE_SUFFIXES = frozenset(
+    ".avif .bmp .gif .jpeg .jpg .jp2 .pgm .png .ppm .tif .tiff .webp".split()  # what Pillow reads and people use
+)
+
+
+def palette(classes: int = 256) -> NDArray[np.uint8]:
+    """The VOC colours, (classes, 3): class bits spread over the high bits of red, green and blue."""
+    ids = np.arange(classes)
+    colours = np.zeros((classes, 3), np.uint8)
+    for bit in range(8):
+        for channel in range(3):
+            colours[:, channel] |= (((ids >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
+    return colours
+
+
+Progress = Callable[[int, int], None]
+"""Called with (done, total) while a long pass over the data goes on."""

@@ -1,0 +1,167 @@
+"""Specification strings: SOURCE:TASK@PROTOCOL, and the class lists they stand for. TASK is one of
+
+15-1            the first 15 classes, then one at a time (the last step takes what is left)
+15-1~7          the same with the class order drawn by seed 7
+19-1b           a published order that no rule gives (see resources/orders.json)
+1-15/16,17/20   explicit class lists, ids or names, steps separated by "/"; every class exactly once
+offline         all classes in one step
+random-5        the random-split study: 5 equal random parts, all classes in each (random-5~1: another seed)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from typing import Literal, get_args
+
+from sdrseg.errors import UsageError
+
+LabelProtocol = Literal["sequential", "disjoint", "overlapped"]
+PROTOCOLS: tuple[str, ...] = get_args(LabelProtocol)
+SOURCES = ("voc", "ade20k", "folder", "shapes")
+ClassLists = tuple[tuple[int, ...], ...]
+
+# The names that earlier code gave to some tasks.
+ALIASES = {
+    "voc": {"15-5s": "15-1", "10-10s": "10-1", "10-5-5": "10-5"},
+    "ade20k": {"50": "50-50", "50b": "50-50b", "50c": "50-50c"},
+}
+
+GRAMMAR = re.compile(
+    r"(?P<source>[^:@~]+) (: (?P<task>[^@~]+) (~(?P<seed>\d+))? )? (@(?P<protocol>[^@]*))?", re.VERBOSE
+)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A specification string, taken apart. `task` and `protocol` are None where only a data set was named."""
+
+    source: str
+    task: str | None = None
+    seed: int | None = None
+    protocol: LabelProtocol | None = None
+
+    def __str__(self) -> str:
+        task = "" if self.task is None else f":{self.task}"
+        seed = "" if self.seed is None else f"~{self.seed}"
+        return f"{self.source}{task}{seed}" + ("" if self.protocol is None else f"@{self.protocol}")
+
+
+def parse_spec(text: str, sources: Sequence[str] = SOURCES) -> Spec:
+    """Take a specification apart; what cannot be understood is named together with the nearest valid word."""
+    match = GRAMMAR.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a specification. Write SOURCE:TASK@PROTOCOL, such as voc:15-1@disjoint.")
+    source, task, protocol = match["source"], match["task"], match["protocol"]
+    if source not in sources:
+        raise UsageError(f"{text!r}: unknown data set {source!r}{nearest(source, sources)}")
+    if protocol is not None and protocol not in PROTOCOLS:
+        raise UsageError(f"{text!r}: unknown protocol {protocol!r}{nearest(protocol, PROTOCOLS)}")
+    if task is None:
+        if protocol is not None:
+            raise UsageError(f"{text!r} names a protocol but no task. Write {source}:TASK@{protocol}.")
+        return Spec(source)
+    task = ALIASES.get(source, {}).get(task, task)
+    if task == "offline" or task.startswith("random-"):
+        if protocol not in (None, "sequential"):
+            raise UsageError(f"{text!r}: {task} labels every class in every step, so it takes no protocol @{protocol}.")
+        protocol = "sequential"
+    elif protocol is None:
+        raise UsageError(f"{text!r} says no protocol. Add one of {', '.join('@' + p for p in PROTOCOLS)}.")
+    seed = None if match["seed"] is None else int(match["seed"])
+    return Spec(source, task, seed, protocol)  # type: ignore[arg-type]
+
+
+def class_lists(spec: Spec, classes: tuple[str, ...]) -> ClassLists:
+    """The raw class ids that arrive at each step; background (0) opens the first."""
+    task, last = spec.task, len(classes) - 1
+    published = published_orders().get(spec.source, {})
+    if task is None:
+        raise UsageError(f"{spec} names a data set but no task. Write {spec.source}:TASK@PROTOCOL.")
+    rule = re.fullmatch(r"(\d+)-(\d+)", task)
+    if spec.seed is not None and not rule and not task.startswith("random-"):
+        raise UsageError(f"{spec}: ~{spec.seed} draws a class order, but {task} has an order of its own. Leave it out.")
+    if task in published:
+        return published[task]
+    if task == "offline":
+        return (tuple(range(last + 1)),)
+    if parts := re.fullmatch(r"random-(\d+)", task):
+        if int(parts[1]) < 2:
+            raise UsageError(f"{spec}: {parts[1]} parts. Ask for 2 or more, or for {spec.source}:offline.")
+        return (tuple(range(last + 1)), *((),) * (int(parts[1]) - 1))
+    if rule:
+        first, each = int(rule[1]), int(rule[2])
+        if first < 1 or each < 1 or first + each > last:
+            raise UsageError(
+                f"{spec}: {first} classes, then {each} at a time, does not fit the {last} classes of {spec.source} "
+                f"(background not counted)."
+            )
+        order = list(range(1, last + 1))
+        if spec.seed is not None:
+            order.sort(key=lambda c: draw(spec.seed, c))
+        later = [tuple(order[i : i + each]) for i in range(first, last, each)]
+        return ((0, *order[:first]), *later)
+    if "/" in task or "," in task:
+        return _explicit(spec, task, classes)
+    known = [*published, "offline", "random-5", "15-1"]
+    raise UsageError(
+        f"{spec}: unknown task {task!r}{nearest(task, known)} The general form is A-B: A classes, then B each."
+    )
+
+
+def _explicit(spec: Spec, task: str, classes: tuple[str, ...]) -> ClassLists:
+    """Class lists as written: "1-15/16,17/tvmonitor"."""
+    by_name = {name.lower(): id for id, name in enumerate(classes)}
+    steps: list[tuple[int, ...]] = []
+    seen: dict[int, int] = {0: 0}
+    for number, part in enumerate(task.split("/")):
+        ids: list[int] = []
+        for word in (w.strip() for w in part.split(",")):
+            span = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+            if word.lower() in by_name and not word.isdigit():
+                ids.append(by_name[word.lower()])
+            elif span:
+                ids.extend(range(int(span[1]), int(span[2] or span[1]) + 1))
+            else:
+                raise UsageError(f"{spec}: step {number} has no class {word!r}{nearest(word, classes)}")
+        ids = [c for c in ids if c != 0 or number > 0]
+        if not ids:
+            raise UsageError(f"{spec}: step {number} has no classes.")
+        for c in ids:
+            if c >= len(classes):
+                raise UsageError(f"{spec}: class {c} of step {number} does not exist; the last is {len(classes) - 1}.")
+            if c in seen:
+                why = "background belongs to the first step" if c == 0 else f"is in step {seen[c]} already"
+                raise UsageError(f"{spec}: class {c} ({classes[c]}) of step {number}: {why}.")
+            seen[c] = number
+        steps.append(tuple(ids))
+    if missing := [f"{c} ({classes[c]})" for c in range(len(classes)) if c not in seen]:
+        raise UsageError(f"{spec}: every class needs a step; missing: {', '.join(missing)}.")
+    return ((0, *steps[0]), *steps[1:])
+
+
+@cache
+def published_orders() -> dict[str, dict[str, ClassLists]]:
+    """Class lists that no rule gives, by data set and task."""
+    text = resources.files("sdrseg").joinpath("resources/orders.json").read_text()
+    return {
+        data_set: {task: tuple(tuple(step) for step in steps) for task, steps in tasks.items()}
+        for data_set, tasks in json.loads(text).items()
+    }
+
+
+def draw(seed: int | None, item: object) -> bytes:
+    """A sort key that shuffles the same way on every machine."""
+    return hashlib.blake2b(f"{seed}:{item}".encode(), digest_size=8).digest()
+
+
+def nearest(word: str, valid: Sequence[str]) -> str:
+    """The end of a message about an unknown word: the closest valid one, or all of them."""
+    close = get_close_matches(word, valid, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(valid)}."

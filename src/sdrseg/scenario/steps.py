@@ -1,0 +1,176 @@
+"""Steps: which classes arrive when, which images a step sees, and what their labels become (the three protocols)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdrseg.errors import SdrsegError
+from sdrseg.scenario import selection
+from sdrseg.scenario.spec import ClassLists, Spec, class_lists
+
+VOID = 255
+"""The label of pixels that are neither learned nor scored."""
+
+Table = NDArray[np.uint8]
+
+
+class DataSet(Protocol):
+    """What a scenario has to know of a data set (every `Source` has it)."""
+
+    name: str
+    classes: tuple[str, ...]
+    score_background: bool
+    partition: Literal["latest", "balanced"]
+
+
+class Labelled(Protocol):
+    """Which raw label values (columns 0..255) occur in which image (rows): a class index."""
+
+    @property
+    def ids(self) -> tuple[str, ...]: ...
+    @property
+    def present(self) -> NDArray[np.bool_]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step: raw class ids, image ids and label tables.
+
+    `channels[i]` is the raw id of the network's output i: background, the classes of earlier steps in the order they
+    came, then the new ones. A table maps each raw label value (0..255) to a channel or to 255 (void).
+    """
+
+    number: int
+    new: tuple[int, ...]
+    old: tuple[int, ...]
+    future: tuple[int, ...]
+    train_ids: tuple[str, ...]
+    val_ids: tuple[str, ...]
+    test_ids: tuple[str, ...]
+    train_table: Table
+    val_table: Table
+    test_table: Table
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        return self.old + self.new
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """All steps of one specification on one data set."""
+
+    spec: Spec
+    classes: tuple[str, ...]
+    steps: tuple[Step, ...]
+    warnings: tuple[str, ...]
+
+    def require_images(self, at_least: int) -> None:
+        """Stop before any work is done if a step cannot fill one batch."""
+        for step in self.steps:
+            if len(step.train_ids) < at_least:
+                names = ", ".join(self.classes[c] for c in step.new)
+                raise SdrsegError(
+                    f"{self.spec}: step {step.number} ({names}) has {len(step.train_ids)} training images, fewer than "
+                    f"the batch of {at_least}. Use a smaller train.batch_size, another protocol, or add images."
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        fields = ("number", "new", "old", "future", "channels", "train_ids", "val_ids", "test_ids")
+        tables = ("train_table", "val_table", "test_table")
+        return {
+            "spec": str(self.spec),
+            "classes": list(self.classes),
+            "steps": [
+                {f: getattr(s, f) for f in fields} | {t: getattr(s, t).tolist() for t in tables} for s in self.steps
+            ],
+            "warnings": list(self.warnings),
+        }
+
+
+def build_scenario(
+    spec: Spec,
+    data: DataSet,
+    train: Labelled,
+    val: Labelled,
+    *,
+    void_train: Literal["ignore", "background"] = "ignore",
+    eval_future: Literal["ignore", "background"] = "ignore",
+) -> Scenario:
+    """Steps of `spec` on a data set, given which classes its training and validation images hold.
+
+    void_train: "background" turns void pixels of the masked protocols (disjoint, overlapped) into background, as the
+    released code does; sequential training keeps them void. eval_future: "background" scores classes of later steps
+    as background at test time (where background is scored at all) instead of leaving them out.
+    """
+    lists = class_lists(spec, data.classes)
+    chosen, warnings = _train_images(spec, lists, data, train)
+    steps = []
+    for k, (new, train_ids) in enumerate(zip(lists, chosen, strict=True)):
+        old = tuple(c for earlier in lists[:k] for c in earlier)
+        future = tuple(c for later in lists[k + 1 :] for c in later)
+        channels = old + new
+        taught = new or channels  # the parts of a random split teach every class again
+        background = {0: 0} if data.score_background else {}
+        position = {c: i for i, c in enumerate(channels)}
+        foreground = {c: i for c, i in position.items() if c != 0}
+        masked = spec.protocol != "sequential"
+        train_map = dict.fromkeys((0, *old, *future), 0) | {c: position[c] for c in (taught if masked else channels)}
+        if masked and void_train == "background":
+            train_map[VOID] = 0
+        test_map = background | foreground
+        if eval_future == "background" and data.score_background:
+            test_map |= dict.fromkeys(future, 0)
+        steps.append(
+            Step(
+                number=k,
+                new=new,
+                old=old,
+                future=future,
+                train_ids=train_ids,
+                val_ids=_with_any(val, taught),
+                test_ids=_with_any(val, channels),
+                train_table=_table(train_map),
+                val_table=_table(background | {c: position[c] for c in taught if c != 0}),
+                test_table=_table(test_map),
+            )
+        )
+        if not train_ids:
+            warnings.append(f"step {k} has no training image under @{spec.protocol}")
+    return Scenario(spec, data.classes, tuple(steps), tuple(warnings))
+
+
+def _train_images(
+    spec: Spec, lists: ClassLists, data: DataSet, train: Labelled
+) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Image ids per step and warnings, by the rule that the protocol and the data set ask for."""
+    warnings: list[str] = []
+    if (spec.task or "").startswith("random-"):
+        rows = selection.random_parts(train.ids, train.present, lists[0], len(lists), spec.seed or 0)
+    elif spec.protocol == "overlapped":
+        rows = selection.overlapped(train.present, lists)
+    elif data.partition == "latest" or len(lists) == 1:
+        rows = selection.latest(train.present, lists)
+    elif spec.seed is None and (published := selection.published(data.name, spec.task or "", train.ids)) is not None:
+        rows = published
+    else:
+        rows, warnings = selection.balanced(train.present, lists, data.classes)
+    return [tuple(train.ids[i] for i in chosen) for chosen in rows], warnings
+
+
+def _with_any(images: Labelled, classes: Sequence[int]) -> tuple[str, ...]:
+    wanted = [c for c in classes if c != 0]
+    return tuple(images.ids[i] for i in np.flatnonzero(images.present[:, wanted].any(axis=1)))
+
+
+def _table(mapping: dict[int, int]) -> Table:
+    table = np.full(256, VOID, np.uint8)
+    table[list(mapping)] = list(mapping.values())
+    table.flags.writeable = False
+    return table

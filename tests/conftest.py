@@ -1,0 +1,57 @@
+"""Shared by all tests: a private cache folder, the real VOC data where SDRSEG_VOC names it, and facts about its masks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path_factory, monkeypatch, request):
+    """No test reads or writes the user's cache; tests on the real VOC share one, so that it is counted once."""
+    name = "voc-cache" if "voc_folder" in request.fixturenames else "cache"
+    base = tmp_path_factory.getbasetemp() / name if name == "voc-cache" else tmp_path_factory.mktemp(name)
+    monkeypatch.setenv("SDRSEG_CACHE", str(base))
+
+
+@pytest.fixture(scope="session")
+def voc_folder() -> Path:
+    if not (folder := os.environ.get("SDRSEG_VOC")):
+        pytest.skip("SDRSEG_VOC names no folder with VOC2012")
+    return Path(folder)
+
+
+@dataclass
+class Presence:
+    """A class index without masks: which label values are in which image."""
+
+    ids: tuple[str, ...]
+    present: np.ndarray
+
+
+@pytest.fixture(scope="session")
+def voc_presence() -> dict[str, Presence]:
+    """Which classes are in which of the 10,582 + 1,449 VOC masks (packed by scripts/pack_published.py)."""
+    packed = np.load(DATA / "voc_presence.npz")
+    return {
+        split: Presence(
+            tuple(f"{i:05d}" for i in range(images)), np.unpackbits(packed[split], axis=0, count=images).astype(bool)
+        )
+        for split, images in (("train", 10582), ("val", 1449))
+    }
+
+
+@pytest.fixture(scope="session")
+def voc_lists() -> dict[str, list[int]]:
+    """The published VOC index lists, by "TASK@PROTOCOL/train-0" and so on."""
+    packed = np.load(DATA / "voc_lists.npz")
+    return {
+        key: np.flatnonzero(np.unpackbits(packed[key], count=10582 if "/train-" in key else 1449)).tolist()
+        for key in packed.files
+    }
