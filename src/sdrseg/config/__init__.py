@@ -13,63 +13,10 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sdrseg.config.sections import Data, Eval, Shapes, Train
+from sdrseg.config.switches import Ce, Cl, Enc, Importance, Kd, Latent, Pm, Proto, Sp
 from sdrseg.errors import UsageError
 from sdrseg.scenario.spec import nearest
-
-
-def setting(default: Any, help: str, minimum: float | None = None, maximum: float | None = None) -> Any:
-    """A configuration value with its meaning and its bounds."""
-    return field(default=default, metadata={"help": help, "minimum": minimum, "maximum": maximum})
-
-
-@dataclass(frozen=True)
-class Data:
-    """How images become batches."""
-
-    augment: Literal["scale_crop", "rrc"] = setting(
-        "scale_crop", "scale_crop: random scale, padding, random crop (the paper); rrc: by area (the released code)"
-    )
-    crop: int = setting(512, "side of the square training crop", 32)
-    scale: tuple[float, float] = setting((0.5, 2.0), "range of scale_crop's scale, and of rrc's area", 0.01, 100)
-    void_train: Literal["ignore", "background"] = setting(
-        "ignore", "void pixels in disjoint and overlapped training: left out, or background as in the released code"
-    )
-    cache: Literal["auto", "off", "ram", "gpu"] = setting(
-        "auto", "keep decoded images in memory: on the GPU or in RAM where they fit, or not at all"
-    )
-    workers: int = setting(-1, "processes that decode images; -1: as many as there are cores, at most 16", -1, 256)
-
-
-@dataclass(frozen=True)
-class Eval:
-    """How a model is scored."""
-
-    transform: Literal["crop512", "full_image"] = setting(
-        "crop512", "crop512: shorter side to 512, centre crop (the paper); full_image: every pixel at native size"
-    )
-    future: Literal["ignore", "background"] = setting(
-        "ignore", "classes of later steps at test time: left out, or scored as background"
-    )
-    batch_size: int = setting(8, "images scored at a time", 1)
-
-
-@dataclass(frozen=True)
-class Train:
-    """How a step is trained."""
-
-    batch_size: int = setting(8, "images per iteration, over all processes together", 1)
-    epochs: int = setting(30, "passes over the images of each step", 1)
-    seed: int = setting(0, "of everything random", 0)
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """The generated data set."""
-
-    size: int = setting(64, "side of the images", 32, 1024)
-    train: int = setting(1200, "training images", 1)
-    val: int = setting(200, "validation images", 1)
-    seed: int = setting(0, "of the generator", 0)
 
 
 @dataclass(frozen=True)
@@ -80,6 +27,15 @@ class Config:
     eval: Eval = field(default_factory=Eval)
     train: Train = field(default_factory=Train)
     shapes: Shapes = field(default_factory=Shapes)
+    ce: Ce = field(default_factory=Ce)
+    kd: Kd = field(default_factory=Kd)
+    enc: Enc = field(default_factory=Enc)
+    proto: Proto = field(default_factory=Proto)
+    pm: Pm = field(default_factory=Pm)
+    cl: Cl = field(default_factory=Cl)
+    sp: Sp = field(default_factory=Sp)
+    latent: Latent = field(default_factory=Latent)
+    importance: Importance = field(default_factory=Importance)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON; `config_from` reads them back."""

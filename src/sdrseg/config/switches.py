@@ -1,0 +1,107 @@
+"""The switches of the losses. A method is a set of values for these; a weight of 0 switches a term off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sdrseg.config.sections import setting
+from sdrseg.losses.variants import SparsityVariant
+
+
+@dataclass(frozen=True)
+class Ce:
+    """The term on the labels."""
+
+    kind: Literal["standard", "unbiased", "unbiased_if_masked", "binary"] = setting(
+        "standard",
+        "standard, unbiased (UNCE), unbiased where old classes are masked (disjoint, overlapped) and standard in "
+        "sequential, or binary (sigmoids)",
+    )
+    reduction: Literal["valid", "all"] = setting("valid", "mean over the labelled pixels, or over all (released code)")
+    init: Literal["default", "mib"] = setting(
+        "default", "new rows of the classifier: PyTorch's default, or sharing the old background's (MiB)"
+    )
+
+
+@dataclass(frozen=True)
+class Kd:
+    """Distillation of the teacher's output."""
+
+    weight: float = setting(0.0, "λ_kd", 0)
+    kind: Literal["standard", "unbiased", "binary", "cil", "cil_official"] = setting("unbiased", "which distillation")
+    normaliser: Literal["n_old", "none"] = setting("n_old", "divide KD and UNKD by the number of old classes, or not")
+    padding: Literal["skip", "include"] = setting("skip", "pixels that an augmentation padded")
+    entropy_weight: float = setting(1.0, "λ_GS of CIL", 0)
+
+
+@dataclass(frozen=True)
+class Enc:
+    """Distillation of the encoder's features (ILT)."""
+
+    weight: float = setting(0.0, "λ_enc", 0)
+
+
+@dataclass(frozen=True)
+class Proto:
+    """Prototypes."""
+
+    average: Literal["image", "pixel"] = setting("image", "mean over images of the class's mean, or over pixels")
+    decay: float = setting(0.0, "β of an exponential mean for the running prototypes; 0: the cumulative mean", 0, 1)
+    background: Literal["by_protocol", "always", "never"] = setting(
+        "by_protocol",
+        "when the background's prototype is updated: sequential in all steps, disjoint in step 0, overlapped never; "
+        "or as said",
+    )
+
+
+@dataclass(frozen=True)
+class Pm:
+    """Prototype matching (Eq. 3)."""
+
+    weight: float = setting(0.0, "λ_pm", 0)
+    distance: Literal["mse", "frobenius", "cosine"] = setting("mse", "between running and in-batch prototypes")
+    normaliser: Literal["present", "n_old"] = setting("present", "classes present in the batch, or all old ones")
+    background: bool = setting(False, "whether the background takes part where it has a prototype")
+
+
+@dataclass(frozen=True)
+class Cl:
+    """The contrastive terms (Eq. 6 and 7)."""
+
+    attract: float = setting(0.0, "λ of the attraction", 0)
+    repel: float = setting(0.0, "λ of the repulsion", 0)
+    form: Literal["mse", "norm_sum", "norm_mean"] = setting(
+        "mse", "attraction: mean squares, or norms summed (the paper's print) or averaged over the class's pixels"
+    )
+    scope: Literal["batch", "image"] = setting("batch", "attraction over the classes of the batch, or image by image")
+    normaliser: Literal["classes", "pairs"] = setting("classes", "of the repulsion")
+    labels: Literal["truth", "pseudo"] = setting("truth", "labels, or with background relabelled by the teacher")
+    background: Literal["include_if_known", "exclude"] = setting(
+        "include_if_known", "the background takes part if it has a prototype, or never"
+    )
+
+
+@dataclass(frozen=True)
+class Sp:
+    """Sparsity of the features (Eq. 8 and 9)."""
+
+    weight: float = setting(0.0, "λ_sp", 0)
+    variant: SparsityVariant = setting("class_max", "which of the ten measures")
+    scope: Literal["image", "batch"] = setting("image", "where the largest activation of a class is looked for")
+    detach_max: bool = setting(False, "let no gradient through that largest activation")
+
+
+@dataclass(frozen=True)
+class Latent:
+    """The terms on the features together (matching, attraction, repulsion, sparsity)."""
+
+    step0: bool = setting(False, "switch attraction, repulsion and sparsity on in step 0 too (standard segmentation)")
+    official: bool = setting(False, "compute them as the released code does, bugs included")
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Penalties on the change of important parameters (EWC, PI, RW)."""
+
+    weight: float = setting(0.0, "λ", 0)

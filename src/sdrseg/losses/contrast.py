@@ -1,0 +1,74 @@
+"""The contrastive terms: features come close to their class's prototype, and classes keep apart.
+
+Both are functions of class sums alone (losses/prototypes.py), so their cost does not depend on the number of classes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sdrseg.losses.pixels import VOID, at_least_float32, rows_of
+from sdrseg.losses.prototypes import EPS, ClassSums, Prototypes
+
+
+def attraction(sums: ClassSums, prototypes: Prototypes, take: Tensor) -> Tensor:
+    """L_cl^a (Eq. 6, as mean squares): the mean over classes of the mean squared distance of their features to p_c.
+
+    Σ_i ‖f_i − p‖² = Σ‖f_i‖² − 2 p·Σf_i + n‖p‖², so the sums are enough. `take` (K,): classes that may take part; those
+    without positions in the batch or without a prototype do not.
+    """
+    p = prototypes.mean.to(sums.pixel_total.dtype)
+    apart = sums.square - 2 * (sums.pixel_total * p).sum(1) + sums.pixels * p.square().sum(1)
+    each = apart / (sums.pixels.clamp_min(1) * p.shape[1])
+    take = take & (sums.pixels > 0) & prototypes.known
+    return torch.where(take, each, 0).sum() / take.sum().clamp_min(1)
+
+
+def attraction_norm_sums(features: Tensor, labels: Tensor, prototypes: Prototypes, take: Tensor) -> Tensor:
+    """L_cl^a exactly as Eq. 6 prints it: (K, 2) [Σ_i ‖f_i − p_c‖, positions] of each class; see `attraction_norm`."""
+    x = rows_of(at_least_float32(features))
+    label = labels.flatten(1).long()
+    known = (take & prototypes.known)[label.clamp_max(len(take) - 1)] & (label != VOID)
+    label = torch.where(known, label, 0)
+    apart = (x - prototypes.mean.to(x.dtype)[label]).square().sum(2).clamp_min(EPS).sqrt()
+    per_class = torch.zeros(len(take), 2, dtype=x.dtype, device=x.device)
+    values = torch.stack([torch.where(known, apart, 0), known.to(x.dtype)], dim=2)
+    return per_class.index_add(0, label.flatten(), values.flatten(0, 1))
+
+
+def attraction_norm(sums: Tensor, reduction: Literal["sum", "mean"] = "sum") -> Tensor:
+    """From (K, 2) sums: the mean over present classes of the sum (the paper) or mean over positions of the norms."""
+    total, count = sums.unbind(1)
+    each = total if reduction == "sum" else total / count.clamp_min(1)
+    return each.sum() / (count > 0).sum().clamp_min(1)
+
+
+def repulsion(
+    current: Tensor, present: Tensor, take: Tensor, normaliser: Literal["classes", "pairs"] = "classes"
+) -> Tensor:
+    """L_cl^r (Eq. 7): Σ over ordered pairs of 1/‖p̂_j − p̂_l‖, divided by the number of classes (or of pairs).
+
+    Distances come from the Gram matrix, in float64 where the device has it; pairs are masked by identity, not by value.
+    """
+    take = take & present
+    wide = current if current.device.type == "mps" else current.double()
+    wide = wide - wide.detach().mean(0)  # distances do not change, cancellation is less
+    norms = wide.square().sum(1)
+    squared = norms[:, None] + norms[None, :] - 2 * (wide @ wide.T)
+    pair = take[:, None] & take[None, :] & ~torch.eye(len(take), dtype=torch.bool, device=take.device)
+    closeness = torch.where(pair, squared, 1).clamp_min(EPS).rsqrt()
+    number = take.sum() if normaliser == "classes" else pair.sum()
+    return (torch.where(pair, closeness, 0).sum() / number.clamp_min(1)).to(current.dtype)
+
+
+@torch.no_grad()
+def smallest_gap(prototypes: Prototypes) -> Tensor:
+    """The smallest distance between two known prototypes (infinite where there are fewer than two)."""
+    p = prototypes.mean.float()
+    apart = torch.cdist(p, p, compute_mode="donot_use_mm_for_euclid_dist")
+    pair = prototypes.known[:, None] & prototypes.known[None, :]
+    pair = pair & ~torch.eye(len(p), dtype=torch.bool, device=p.device)
+    return torch.where(pair, apart, torch.inf).amin()

@@ -1,0 +1,38 @@
+"""Cross-entropy terms. Logits (B, K, H, W), labels (B, H, W) with channels 0..K-1 and 255 for void."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sdrseg.losses.pixels import VOID, at_least_float32
+
+
+def cross_entropy_sums(logits: Tensor, labels: Tensor, *, count_void: bool = False) -> Tensor:
+    """CE: −log softmax(z)_y. `count_void`: void adds nothing but counts in the mean, as in the released code."""
+    return unbiased_cross_entropy_sums(logits, labels, 1, count_void=count_void)
+
+
+def unbiased_cross_entropy_sums(logits: Tensor, labels: Tensor, n_old: int, *, count_void: bool = False) -> Tensor:
+    """UNCE (MiB): a pixel labelled background may be any old class, so its probability is that of all of them.
+
+    log q_0 := logsumexp_{c<n_old} z_c − logsumexp z. Labels below n_old count as background. With n_old = 1 it is CE.
+    """
+    z = at_least_float32(logits)
+    valid = labels != VOID
+    label = torch.where(valid, labels, 0).long()
+    background = z[:, 0] if n_old == 1 else z[:, :n_old].logsumexp(1)
+    own = torch.where(label < n_old, background, z.gather(1, label[:, None])[:, 0])
+    loss = torch.where(valid, z.logsumexp(1) - own, 0)
+    count = torch.ones_like(valid) if count_void else valid
+    return torch.stack([loss.sum(), count.sum().to(loss.dtype)])
+
+
+def binary_cross_entropy_sums(logits: Tensor, labels: Tensor) -> Tensor:
+    """LwF-MC: Σ_c of the sigmoid cross-entropy against the one-hot label; void adds nothing but counts."""
+    z = at_least_float32(logits)
+    valid = labels != VOID
+    label = torch.where(valid, labels, 0).long()
+    loss = F.softplus(z).sum(1) - z.gather(1, label[:, None])[:, 0]
+    return torch.stack([torch.where(valid, loss, 0).sum(), torch.ones_like(loss).sum()])

@@ -1,0 +1,58 @@
+"""Distillation terms: the student keeps what the teacher (the frozen model of the step before) says.
+
+Student logits z (B, K, H, W), teacher logits t (B, n_old, H, W), `keep` (B, H, W) bool: the pixels that take part
+(everything but padding). All return (2,) sums, to be divided by `losses.pixels.mean`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sdrseg.losses.pixels import VOID, at_least_float32, masked_sums
+
+
+def distillation_sums(z: Tensor, t: Tensor, keep: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """KD (LwF, ILT; L'_kd): −Σ_{c<n_old} softmax(α t)_c · log softmax(z_{<n_old})_c."""
+    z, t = at_least_float32(z), at_least_float32(t)
+    old = z[:, : t.shape[1]]
+    agreement = ((alpha * t).softmax(1) * old).sum(1)
+    return masked_sums(old.logsumexp(1) - agreement, keep)
+
+
+def unbiased_distillation_sums(z: Tensor, t: Tensor, keep: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """UNKD (MiB; L_kd): the teacher's background may be a new class: p_0 meets log(q_0 + Σ_{c≥n_old} q_c)."""
+    z, t = at_least_float32(z), at_least_float32(t)
+    n_old = t.shape[1]
+    p = (alpha * t).softmax(1)
+    background = torch.cat([z[:, :1], z[:, n_old:]], 1).logsumexp(1)
+    agreement = p[:, 0] * background + (p[:, 1:] * z[:, 1:n_old]).sum(1)
+    return masked_sums(z.logsumexp(1) - agreement, keep)
+
+
+def cil_sums(z: Tensor, t: Tensor, labels: Tensor, keep: Tensor, *, entropy_weight: float = 1.0) -> Tensor:
+    """CIL (Klingner et al. 2020): pixels without a new class are distilled, the more so the less sure the teacher is.
+
+    −(1 + λ_GS · H_2(p)) Σ_{c<n_old} p_c log q_c, with H_2 the teacher's entropy in bits and q over all channels; over
+    the pixels labelled background or void.
+    """
+    z, t = at_least_float32(z), at_least_float32(t)
+    log_p = t.log_softmax(1)
+    p = log_p.exp()
+    entropy = -(p * log_p).sum(1) / torch.tensor(2.0, dtype=z.dtype, device=z.device).log()
+    loss = (1 + entropy_weight * entropy) * (z.logsumexp(1) - (p * z[:, : t.shape[1]]).sum(1))
+    return masked_sums(loss, keep & ((labels == 0) | (labels == VOID)))
+
+
+def binary_distillation_sums(z: Tensor, t: Tensor, keep: Tensor) -> Tensor:
+    """LwF-MC: Σ_{c<n_old} of the cross-entropy between the sigmoids of student and teacher."""
+    z, t = at_least_float32(z), at_least_float32(t)
+    old = z[:, : t.shape[1]]
+    return masked_sums((F.softplus(old) - t.sigmoid() * old).sum(1), keep)
+
+
+def encoder_distillation_sums(features: Tensor, teacher_features: Tensor, keep: Tensor) -> Tensor:
+    """ENC (ILT): the mean of (F − F_teacher)² over channels. Features (B, C, h, w), keep (B, h, w)."""
+    difference = at_least_float32(features) - at_least_float32(teacher_features)
+    return masked_sums(difference.square().mean(1), keep)

@@ -1,0 +1,123 @@
+"""Prototypes: the mean feature of each class, in the batch (with gradient) and over all of training (without).
+
+Features (B, C, h, w), labels on their grid (B, h, w) with channels 0..K-1 and 255 for what takes no part.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sdrseg.losses.pixels import VOID, at_least_float32, rows_of, to_grid
+
+EPS = 1e-12
+"""Inside square roots: the derivative of √ at 0 is infinite."""
+
+Average = Literal["image", "pixel"]
+
+
+class ClassSums(NamedTuple):
+    """What is known of each class in some images. Sums, so those of several processes add up."""
+
+    pixels: Tensor  # (K,) positions of the class
+    pixel_total: Tensor  # (K, C) Σ of their features
+    square: Tensor  # (K,) Σ of their squared norms
+    images: Tensor  # (K,) images that hold the class
+    image_total: Tensor  # (K, C) Σ over images of the class's mean feature in the image
+
+    def counted(self, average: Average) -> tuple[Tensor, Tensor]:
+        """(totals, counts) of the chosen average."""
+        return (self.image_total, self.images) if average == "image" else (self.pixel_total, self.pixels)
+
+
+class Prototypes(NamedTuple):
+    """Running prototypes p_c: mean (K, C) and how many images or pixels it is the mean of, (K,) int64."""
+
+    mean: Tensor
+    seen: Tensor
+
+    @property
+    def known(self) -> Tensor:
+        return self.seen > 0
+
+
+def class_sums(features: Tensor, labels: Tensor, classes: int) -> ClassSums:
+    """One matrix product an image: membership (K, h·w) times features (h·w, C)."""
+    x = rows_of(at_least_float32(features))
+    member = (labels.flatten(1)[:, None, :] == torch.arange(classes, device=labels.device)[:, None]).to(x.dtype)
+    pixels = member.sum(2)
+    total = member @ x
+    images = (pixels > 0).to(x.dtype)
+    means = total / pixels.clamp_min(1)[:, :, None]
+    square = (member @ x.square().sum(2, keepdim=True))[:, :, 0]
+    return ClassSums(pixels.sum(0), total.sum(0), square.sum(0), images.sum(0), means.sum(0))
+
+
+def in_batch(sums: ClassSums, average: Average) -> tuple[Tensor, Tensor]:
+    """In-batch prototypes p̂ (K, C), with gradient (Eq. 5), and which classes have one (K,)."""
+    total, count = sums.counted(average)
+    return total / count.clamp_min(1)[:, None], count > 0
+
+
+@torch.no_grad()
+def update(
+    prototypes: Prototypes, sums: ClassSums, average: Average, take: Tensor, decay: float | None = None
+) -> Prototypes:
+    """Running prototypes after a batch (Eq. 4), for the classes in `take` (K,); fresh tensors, no gradient.
+
+    The cumulative mean over all images (or pixels) that hold the class; with `decay` β an exponential mean,
+    p ← (1 − β) p + β p̂, instead.
+    """
+    total, count = sums.counted(average)
+    mean = total.detach() / count.detach().clamp_min(1)[:, None]
+    added = torch.where(take, count.detach(), 0)
+    seen = prototypes.seen + added.round().long()
+    share = added / seen.clamp_min(1) if decay is None else torch.where(prototypes.known, decay, 1.0)
+    moved = prototypes.mean + share[:, None].to(mean.dtype) * (mean - prototypes.mean)
+    return Prototypes(torch.where((added > 0)[:, None], moved, prototypes.mean), seen)
+
+
+def pseudo_labels(labels: Tensor, teacher_logits: Tensor) -> Tensor:
+    """ẑ: labels on the grid (B, h, w) with background replaced by what the teacher sees there.
+
+    `teacher_logits` (B, n_old, H, W) are upsampled; taking them at the grid's points before the argmax equals the
+    argmax at full resolution followed by floor-nearest.
+    """
+    seen = to_grid(teacher_logits, (labels.shape[-2], labels.shape[-1])).argmax(1)
+    return torch.where(labels == 0, seen, labels.long())
+
+
+def matching(
+    prototypes: Prototypes,
+    current: Tensor,
+    present: Tensor,
+    *,
+    n_old: int,
+    distance: Literal["mse", "frobenius", "cosine"] = "mse",
+    normaliser: Literal["present", "n_old"] = "present",
+    background: bool = False,
+) -> Tensor:
+    """L_pm (Eq. 3): old classes in the batch stay where their running prototypes are.
+
+    `current` (K, C) and `present` (K,) are p̂ by pseudo-labels. Only old classes with a prototype take part, background
+    only where asked for.
+    """
+    channel = torch.arange(len(current), device=current.device)
+    take = present & prototypes.known & (channel < n_old) & ((channel > 0) | background)
+    goal = prototypes.mean.to(current.dtype)
+    if distance == "mse":
+        each = (goal - current).square().mean(1)
+    elif distance == "frobenius":
+        each = (goal - current).square().sum(1).clamp_min(EPS).sqrt()
+    else:
+        each = 1 - F.cosine_similarity(goal, current, dim=1, eps=1e-6)
+    total = torch.where(take, each, 0).sum()
+    return total / (take.sum().clamp_min(1) if normaliser == "present" else n_old)
+
+
+def void_padding(labels: Tensor, padding: Tensor) -> Tensor:
+    """Labels with 255 where an augmentation padded the image."""
+    return torch.where(padding, VOID, labels)

@@ -1,0 +1,111 @@
+"""Sparsity of the features, L_sp (Eq. 8 and 9), and the nine variants it was compared with.
+
+The published term is the exponential ratio Σ_j exp(f̄_j) / Σ_j f̄_j of features divided by the largest activation of
+their class. It is smallest for the all-ones vector, so minimising it makes features denser; it is here as published,
+and the log shows the true sparsity (`hoyer`) beside it. Features must not be negative.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sdrseg.losses.pixels import VOID, at_least_float32, rows_of
+from sdrseg.losses.variants import SparsityVariant
+
+BY_CLASS = ("class_max", "power2", "power3", "l0")
+"""The variants that need the largest activation of each class."""
+OF_DEAD = ("l0", "l1", "entropy_softmax")
+"""The variants in which a vector that is all zero counts; in the others it has no value."""
+
+SMALL = 1e-6
+LOG_GUARD = 1e-10
+L0_WIDTH = 0.1  # of the surrogate, in class maxima
+
+
+def class_maxima(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The largest activation of each class in each image, (B, K); 0 for a class that is not there.
+
+    The gradient is shared evenly by all entries that equal the maximum, like that of `Tensor.max`.
+    """
+    x = rows_of(at_least_float32(features))
+    bucket = _bucket(labels, classes)
+    row_max = x.amax(2)
+    with torch.no_grad():
+        ties = (x == row_max[:, :, None]).sum(2).to(x.dtype)
+        empty = torch.zeros(len(x), classes + 1, dtype=x.dtype, device=x.device)
+        largest = empty.scatter_reduce(1, bucket, row_max, "amax")
+        share = ties * (row_max == largest.gather(1, bucket))
+        share = share / empty.scatter_add(1, bucket, share).gather(1, bucket).clamp_min(1)
+    return empty.scatter_add(1, bucket, share * row_max)[:, :classes]
+
+
+def sparsity_sums(features: Tensor, labels: Tensor, variant: SparsityVariant, maxima: Tensor | None = None) -> Tensor:
+    """(2,) [Σ over positions of the per-vector loss, positions]; void takes no part.
+
+    `maxima` (B or 1, K) divides the features in the variants of BY_CLASS: `class_maxima`, or their maximum over the
+    batch. In norm_max_overall it is the (1, 1) maximum of everything.
+    """
+    x = rows_of(at_least_float32(features))
+    label = labels.flatten(1)
+    keep = label != VOID
+    scale = _scale(x, torch.where(keep, label, 0).long(), variant, maxima)
+    if variant not in OF_DEAD:
+        keep = keep & (scale[:, :, 0] > SMALL) & (x.sum(2) > SMALL)
+    each = _per_vector(x / scale.clamp_min(SMALL), variant)
+    return torch.stack([torch.where(keep, each, 0).sum(), keep.sum().to(x.dtype)])
+
+
+def _scale(x: Tensor, label: Tensor, variant: SparsityVariant, maxima: Tensor | None) -> Tensor:
+    """What a vector is divided by, (B, h·w, 1)."""
+    if variant == "norm_max":
+        return x.amax(2, keepdim=True)
+    if variant == "norm_l2":
+        return x.square().sum(2, keepdim=True).clamp_min(SMALL**2).sqrt()
+    if variant == "entropy_l1":
+        return x.sum(2, keepdim=True)
+    if variant in ("l1", "entropy_softmax"):
+        return torch.ones_like(x[:, :, :1])
+    assert maxima is not None, f"{variant} needs maxima"
+    if variant == "norm_max_overall":
+        return maxima.expand(len(x), x.shape[1])[:, :, None]
+    return maxima.expand(len(x), -1).gather(1, label)[:, :, None]
+
+
+def _per_vector(bar: Tensor, variant: SparsityVariant) -> Tensor:
+    """The loss of each scaled vector, (B, h·w)."""
+    if variant == "l1":
+        return bar.abs().sum(2)
+    if variant == "l0":
+        return (1 - torch.exp(-bar / L0_WIDTH)).sum(2)  # a surrogate: the true count has no gradient
+    if variant == "entropy_softmax":
+        bar = bar.softmax(2)
+    if variant in ("entropy_l1", "entropy_softmax"):
+        return -(bar * (bar + LOG_GUARD).log()).sum(2)
+    top = bar.square() if variant == "power2" else bar.pow(3) if variant == "power3" else bar.exp()
+    return top.sum(2) / bar.sum(2).clamp_min(SMALL)
+
+
+@torch.no_grad()
+def hoyer_sums(features: Tensor, labels: Tensor) -> Tensor:
+    """(2,) sums of Hoyer's sparsity (√C − ‖f‖₁/‖f‖₂)/(√C − 1): 0 for a constant vector, 1 for a single spike."""
+    x = rows_of(at_least_float32(features))
+    root = x.shape[2] ** 0.5
+    norm = x.square().sum(2).sqrt()
+    each = (root - x.abs().sum(2) / norm.clamp_min(SMALL)) / (root - 1)
+    keep = (labels.flatten(1) != VOID) & (norm > SMALL)
+    return torch.stack([torch.where(keep, each, 0).sum(), keep.sum().to(x.dtype)])
+
+
+@torch.no_grad()
+def active_sums(features: Tensor, labels: Tensor) -> Tensor:
+    """(2,) sums of the number of channels above 0: the true L0."""
+    keep = labels.flatten(1) != VOID
+    active = (rows_of(features) > 0).sum(2)
+    return torch.stack([torch.where(keep, active, 0).sum(), keep.sum()]).to(at_least_float32(features).dtype)
+
+
+def _bucket(labels: Tensor, classes: int) -> Tensor:
+    """Labels (B, h·w) with void in a bucket of its own, number `classes`."""
+    label = labels.flatten(1).long()
+    return torch.where(label == VOID, classes, label)
