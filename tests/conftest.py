@@ -1,4 +1,4 @@
-"""Shared by all tests: a private cache folder, the real VOC data where SDRSEG_VOC names it, and facts about its masks."""
+"""Shared by all tests: a private cache folder, the real VOC data where SDRSEG_VOC names it, facts about its masks."""
 
 from __future__ import annotations
 

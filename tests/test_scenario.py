@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import Presence
 from sdrseg.data.voc import CLASSES
 from sdrseg.errors import DataError, SdrsegError
 from sdrseg.scenario import Scenario, build_scenario, parse_spec, selection
+
+from conftest import Presence
 
 VOC = SimpleNamespace(name="voc", classes=CLASSES, score_background=True, partition="latest")
 ADE = SimpleNamespace(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sdrseg.data.voc import CLASSES as VOC
 from sdrseg.errors import UsageError
-from sdrseg.scenario import PROTOCOLS, SOURCES, Spec, class_lists, parse_spec
+from sdrseg.scenario import PROTOCOLS, Spec, class_lists, parse_spec
 from sdrseg.scenario.spec import published_orders
 
 ADE = ("background", *(f"class {i}" for i in range(1, 151)))

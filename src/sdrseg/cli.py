@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -55,8 +56,67 @@ def data(
         raise typer.Exit(1)
 
 
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method: its terms, weights and where they come from.")] = None,
+    preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
+    task: Annotated[str | None, typer.Option(help="A task that changes a weight, such as 15-1.")] = None,
+    json: AsJson = False,
+) -> None:
+    """List the methods, or show one with the source of each of its numbers."""
+    from sdrseg.methods.show import show_method, show_methods
+
+    if name is None:
+        show_methods(json)
+    else:
+        show_method(name, preset, task, json)
+
+
+@app.command()
+def train(
+    spec: Annotated[str, typer.Argument(help="A scenario, such as voc:15-1@disjoint or shapes:6-1@disjoint.")],
+    method: Annotated[str, typer.Option(help="See `sdrseg methods`.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; the same command again resumes it.")],
+    path: DataPath = None,
+    preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
+    weights: Annotated[str | None, typer.Option(help="imagenet, none, or a file of pre-trained weights.")] = None,
+    bases: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where models of step 0 are kept and shared.")
+    ] = None,
+    on_bad_image: Annotated[str | None, typer.Option(help="stop (default) or skip.")] = None,
+    config: ConfigFile = None,
+    set: Assignments = None,
+    json: AsJson = False,
+) -> None:
+    """Train all steps of a scenario with one method, and score each."""
+    from sdrseg.engine.run import train as run
+    from sdrseg.engine.show import show_summary
+
+    given = list(set or [])
+    given += [f"net.weights={weights!r}"] if weights is not None else []
+    given += [f"run.on_bad_image={on_bad_image}"] if on_bad_image is not None else []
+    summary = run(spec, method, out, data=path, preset=preset, config_file=config, assignments=given, bases=bases)
+    show_summary(out, summary, json)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    path: DataPath = None,
+    json: AsJson = False,
+) -> None:
+    """Score the saved models of a run again, and compare with what was measured when they were trained."""
+    from sdrseg.engine.show import evaluate_run
+
+    if not evaluate_run(run, path, json):
+        raise typer.Exit(1)
+
+
 def main() -> None:
     """Run a verb. Exit codes: 0 done, 1 an error of ours, 2 wrong usage."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no failure
     try:
         app()
     except SdrsegError as error:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,15 +20,14 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     If the block fails, or the machine does, `path` holds what it held before.
     """
     path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        opened = temporary.open("xb")
     except OSError as error:
         raise SdrsegError(f"{path}: cannot be written ({error.strerror}). Choose a folder you can write to.") from error
-    temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
+        with opened as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -36,7 +35,8 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise SdrsegError(f"{path}: not written ({error.strerror}); what was there before is intact.") from error
+            why = error.strerror or error
+            raise SdrsegError(f"{path}: not written ({why}); what was there before is intact.") from error
         raise
     _sync_folder(path.parent)
 
@@ -55,14 +55,9 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "sdrseg"
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":
+    """Make a new name last, where the file system can: the file itself is written and synced already."""
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

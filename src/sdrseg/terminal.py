@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,29 +13,32 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 WIDTH_OF_A_FILE = 160  # when the output is no terminal
 
 
 def console(stderr: bool = False) -> Console:
+    """Prints text as it is: names of files and classes may hold [brackets] and :colons:."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else WIDTH_OF_A_FILE, highlight=False, soft_wrap=False)
+    width = None if stream.isatty() else WIDTH_OF_A_FILE
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table; numbers are right-aligned."""
     body = [[_text(cell) for cell in row] for row in rows]
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=Text(title), title_justify="left", header_style="bold")
     for number, name in enumerate(columns):
         numeric = bool(body) and all(re.fullmatch(r"-?[\d,.]+( %)?", row[number]) for row in body)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in body:
-        table.add_row(*row)
+        table.add_row(*(Text(cell) for cell in row))  # not markup: [brackets] are part of names
     console().print(table)
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=list) + "\n")
+    sys.stdout.write(json.dumps(value, indent=2, default=list) + "\n")  # ASCII: safe with every encoding
 
 
 @contextmanager
@@ -48,6 +52,55 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _text(cell: Any) -> str:
-    if isinstance(cell, int):
+    if isinstance(cell, int) and not isinstance(cell, bool):
         return f"{cell:,}"
     return f"{cell:.2f}" if isinstance(cell, float) else str(cell)
+
+
+class TrainingDisplay:
+    """What is seen of a run: a live line on a terminal, plain lines elsewhere. `active` only in process 0."""
+
+    PLAIN_SECONDS = 10.0  # between two plain lines
+
+    def __init__(self, steps: int, active: bool = True) -> None:
+        self._screen = console(stderr=True)
+        self._steps, self._active = steps, active
+        self._live = active and self._screen.is_terminal
+        self._last_line = 0.0
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=self._screen, transient=True, disable=not self._live)
+        self._task: Any = None
+        if self._live:
+            self._bar.start()
+
+    def say(self, text: str) -> None:
+        if self._active and text:
+            self._screen.print(text, markup=False)
+
+    def update(self, entry: dict[str, Any]) -> None:
+        """Show an entry of the log."""
+        losses = " ".join(f"{name} {value:.4g}" for name, value in entry["losses"].items())
+        memory = f" {entry['peak_memory_gib']:.1f} GiB" if "peak_memory_gib" in entry else ""
+        text = f"step {entry['step']}/{self._steps - 1} epoch {entry['epoch'] + 1}  {losses}"
+        speed = f"{entry['images_per_second']:.0f} images/s{memory}"
+        if self._live:
+            if self._task is None:
+                self._task = self._bar.add_task(text)
+            self._bar.update(
+                self._task, description=f"{text}  {speed}", completed=entry["iteration"], total=entry["iterations"]
+            )
+        elif time.monotonic() - self._last_line > self.PLAIN_SECONDS or entry["iteration"] == entry["iterations"]:
+            self._last_line = time.monotonic()
+            self.say(f"{text}  {entry['iteration']}/{entry['iterations']}  {speed}")
+
+    def scored(self, score: Any) -> None:
+        """Say how good the model is after a step."""
+        shown = {
+            name: value for name, value in score.miou().items() if name in ("old", "new", "all") and value is not None
+        }
+        text = ", ".join(f"{name} {100 * value:.1f}" for name, value in shown.items())
+        self.say(f"step {score.step}: mIoU {text}")
+
+    def close(self) -> None:
+        if self._live:
+            self._bar.stop()

@@ -6,6 +6,7 @@ Values come in layers: the defaults below, the defaults of the data set, the TOM
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sdrseg.config.engine import FREE, Optim, Run
+from sdrseg.config.net import Net
 from sdrseg.config.sections import Data, Eval, Shapes, Train
 from sdrseg.config.switches import Ce, Cl, Enc, Importance, Kd, Latent, Pm, Proto, Sp
 from sdrseg.errors import UsageError
@@ -27,6 +30,9 @@ class Config:
     eval: Eval = field(default_factory=Eval)
     train: Train = field(default_factory=Train)
     shapes: Shapes = field(default_factory=Shapes)
+    net: Net = field(default_factory=Net)
+    optim: Optim = field(default_factory=Optim)
+    run: Run = field(default_factory=Run)
     ce: Ce = field(default_factory=Ce)
     kd: Kd = field(default_factory=Kd)
     enc: Enc = field(default_factory=Enc)
@@ -37,6 +43,16 @@ class Config:
     latent: Latent = field(default_factory=Latent)
     importance: Importance = field(default_factory=Importance)
 
+    def differences(self, other: Config) -> list[str]:
+        """What differs in a way that changes results, as "section.key: mine, other"."""
+        mine, theirs = self.to_dict(), other.to_dict()
+        return [
+            f"{section}.{key}: {value!r}, {theirs[section][key]!r}"
+            for section, keys in mine.items()
+            for key, value in keys.items()
+            if value != theirs[section][key] and f"{section}.{key}" not in FREE
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON; `config_from` reads them back."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -44,19 +60,28 @@ class Config:
 
 
 BY_DATA_SET: dict[str, dict[str, dict[str, Any]]] = {
-    "ade20k": {"train": {"batch_size": 4, "epochs": 60}},
+    "ade20k": {"train": {"batch_size": 4, "epochs": 60}, "optim": {"lr": 1e-2, "lr_later": 1e-3}},
     "shapes": {
         "data": {"crop": 64},
         "eval": {"transform": "full_image", "batch_size": 50},
         "train": {"batch_size": 16},
+        "net": {"encoder": "toy16", "output_stride": 8, "weights": "none", "bn_momentum_body": 0.1},
     },
 }
 """What differs from the defaults (those of VOC) for each data set."""
 
 
-def load_config(data_set: str, file: Path | None = None, assignments: Sequence[str] = ()) -> Config:
-    """The resolved configuration for a data set, a TOML file and `section.key=value` assignments."""
-    layers: list[tuple[str, Mapping[str, Any]]] = [(data_set, BY_DATA_SET.get(data_set, {}))]
+Layer = tuple[str, Mapping[str, Mapping[str, Any]]]  # where it comes from, and its values
+
+
+def load_config(
+    data_set: str, file: Path | None = None, assignments: Sequence[str] = (), between: Sequence[Layer] = ()
+) -> Config:
+    """The resolved configuration for a data set, a TOML file and `section.key=value` assignments.
+
+    `between`: layers that come after the defaults of the data set and before the file: a preset and a method.
+    """
+    layers: list[Layer] = [(data_set, BY_DATA_SET.get(data_set, {})), *between]
     if file is not None:
         layers.append((str(file), _read_toml(file)))
     layers += [(f"--set {text}", _assignment(text)) for text in assignments]
@@ -116,15 +141,18 @@ def _value(where: str, value: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:
         if list(checked) != sorted(checked):
             raise UsageError(f"{where} = {value!r}: the smaller value comes first.")
         return checked
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not kind:
-        raise UsageError(f"{where} = {value!r} is not {_TYPES[kind]}.")
     low, high = bounds["minimum"], bounds["maximum"]
+    if not (type(value) is kind or (kind is float and type(value) is int)):
+        raise UsageError(f"{where} = {value!r} is not {_TYPES[kind]}.")
+    if value in (math.inf, -math.inf):
+        raise UsageError(f"{where} = {value!r} is not finite.")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         span = f"at least {low}" if high is None else f"between {low} and {high}"
         raise UsageError(f"{where} = {value!r} must be {span}.")
-    return value
+    try:
+        return kind(value)
+    except OverflowError as error:
+        raise UsageError(f"{where}: {error}.") from error
 
 
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -132,10 +160,10 @@ _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{file}: cannot be read ({error.strerror}).") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of the decoding, or of numbers and nesting beyond all measure
         raise UsageError(f"{file}: not valid TOML: {error}") from error
 
 
@@ -146,7 +174,8 @@ def _assignment(text: str) -> dict[str, dict[str, Any]]:
     if not (equals and dot and section and key):
         raise UsageError(f"--set {text}: write section.key=value, such as train.epochs=30.")
     try:
-        value = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = raw.strip()
+        parsed = tomllib.loads(f"value = {raw}")
+    except (ValueError, RecursionError):
+        parsed = {}
+    value = parsed["value"] if list(parsed) == ["value"] else raw.strip()  # one value, not lines of more
     return {section: {key: value}}

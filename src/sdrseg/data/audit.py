@@ -90,7 +90,8 @@ def _image_problems(source: Source, index: ClassIndex, progress: Progress | None
         try:
             image = source.image(id)
         except (OSError, DataError) as error:
-            return Problem(source.file(id, "image"), "unreadable", str(error))
+            file = source.file(id, "image")
+            return Problem(file, "unreadable", str(error).removeprefix(f"{file}: "))
         height, width = index.sizes[row]
         if (height or width) and image.shape[:2] != (height, width):
             detail = f"image {image.shape[1]}×{image.shape[0]}, mask {width}×{height} ({source.file(id, 'mask')})"

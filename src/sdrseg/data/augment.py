@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -128,10 +129,19 @@ def show(view: View, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     picture, label = F.crop(picture, *window), F.crop(label, *window)
     border = [left, top, columns.out - right, rows.out - bottom]
     if any(border):
-        picture, label = F.pad(picture, border, fill=list(FILL)), F.pad(label, border, fill=VOID)
+        picture, label = _framed(picture, rows, columns), F.pad(label, border, fill=VOID)
     if view.flip:
         picture, label = F.horizontal_flip(picture), F.horizontal_flip(label)
     return picture.as_subclass(Tensor), label.as_subclass(Tensor)
+
+
+def _framed(picture: Tensor, rows: Axis, columns: Axis) -> Tensor:
+    """The shown part of a picture with FILL around it. Unlike F.pad this keeps it channels-last, as batches are."""
+    (top, bottom), (left, right) = rows.shown, columns.shown
+    row = torch.tensor(FILL, dtype=torch.uint8).repeat(columns.out, 1)
+    canvas = row.repeat(rows.out, 1, 1)  # whole rows are copied far faster than single colours
+    canvas[top:bottom, left:right] = picture.permute(1, 2, 0)
+    return canvas.permute(2, 0, 1)
 
 
 def padding(view: View) -> Tensor:
@@ -146,8 +156,19 @@ def padding(view: View) -> Tensor:
 
 def normalise(images: Tensor) -> Tensor:
     """uint8 images to float32 with ImageNet's mean and standard deviation, keeping their memory format."""
-    result: Tensor = F.normalize(F.to_dtype(images, torch.float32, scale=True), list(MEAN), list(STD))
-    return result
+    mean, std = _constants(images.device, images.shape[-1])
+    scaled: Tensor = F.to_dtype(images, torch.float32, scale=True)
+    return scaled.sub_(mean).div_(std)
+
+
+@lru_cache(maxsize=64)
+def _constants(device: torch.device, width: int) -> tuple[Tensor, Tensor]:
+    """Mean and deviation (3, 1, width), made once: sending them to a GPU each time would make the host wait.
+
+    As wide as the images, so that in channels-last memory a whole row is one run and not each pixel by itself.
+    """
+    mean, std = (torch.tensor(v).repeat(width, 1).T[:, None].to(device) for v in (MEAN, STD))
+    return mean, std
 
 
 def _uniform(draw: random.Random, low: float, high: float) -> float:

@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,17 @@ class Batch:
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         tensors = {name: function(getattr(self, name)) for name in ("images", "labels", "padding")}
         return replace(self, **tensors)  # type: ignore[arg-type]
+
+    def split(self, parts: int) -> list[Batch]:
+        """The batch in so many parts of (nearly) equal size."""
+        if parts == 1:
+            return [self]
+        cuts = [len(self.ids) * part // parts for part in range(parts + 1)]
+        return [
+            replace(self.map(lambda tensor, a=a, b=b: tensor[a:b]), ids=self.ids[a:b])  # type: ignore[misc]
+            for a, b in pairwise(cuts)
+            if b > a
+        ]
 
     def to(self, device: Any) -> Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
@@ -93,14 +105,15 @@ class Decoded(Dataset[Any]):
     def batch(self, keys: Sequence[Key]) -> Batch:
         ids = tuple(self.ids[row] for _, row in keys)
         samples = [self._sample(epoch, id) for (epoch, _), id in zip(keys, ids, strict=True)]
-        images, masks, outside = (torch.stack(parts) for parts in zip(*samples, strict=True))
-        return Batch(images.permute(0, 3, 1, 2), relabel(masks, outside, self.table), outside, ids, keys[0][0])
+        images, labels, outside = (torch.stack(parts) for parts in zip(*samples, strict=True))
+        return Batch(images.permute(0, 3, 1, 2), labels, outside, ids, keys[0][0])
 
     def _sample(self, epoch: int, id: str) -> tuple[Tensor, Tensor, Tensor]:
         image, mask = (torch.from_numpy(np.array(array)) for array in self.source.pair(id))
         view = self.choose((mask.shape[0], mask.shape[1]), epoch, id)
         picture, label = show(view, image.permute(2, 0, 1), mask)
-        return picture.permute(1, 2, 0), label, padding(view)
+        outside = padding(view)
+        return picture.permute(1, 2, 0), relabel(label, outside, self.table), outside
 
 
 class Cached:
@@ -119,7 +132,8 @@ class Cached:
 
 def relabel(masks: Tensor, outside: Tensor, table: Tensor) -> Tensor:
     """Raw labels to channels by a 256-entry table; padding stays 255 whatever the table makes of void."""
-    return table[masks.int()].masked_fill(outside, VOID)
+    labels = table.index_select(0, masks.flatten().int()).view_as(masks)
+    return torch.maximum(labels, outside.to(torch.uint8) * VOID)
 
 
 class Batches:
@@ -147,6 +161,7 @@ class Batches:
                 batch_sampler=self.order,
                 collate_fn=_as_it_is,
                 num_workers=min(self.workers, len(self.order)),
+                generator=torch.Generator(),  # nothing is drawn from the random numbers of the training
                 pin_memory=self.pin,
             )
         )

@@ -8,7 +8,7 @@ each sample's rows and of its columns, exactly the weights torchvision uses.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,18 @@ class PixelCache:
         self.device = torch.device(device)
         self.sizes = dict(sizes)
         self._row = {id: row for row, id in enumerate(sizes)}
-        ends = list(accumulate(height * width for height, width in sizes.values()))
-        self._first = [0, *ends]
-        self._pixels = torch.empty(ends[-1], WORD, dtype=torch.uint8, device=self.device)
-        for (id, size), first, end, (image, mask) in zip(sizes.items(), self._first[:-1], ends, decoded, strict=True):
+        self._first = list(accumulate((height * width for height, width in sizes.values()), initial=0))
+        self._pixels = torch.empty(self._first[-1], WORD, dtype=torch.uint8, device=self.device)
+        spans = pairwise(self._first)
+        for (id, size), (first, end), (image, mask) in zip(sizes.items(), spans, decoded, strict=True):
             if image.shape[:2] != size or mask.shape != size:
                 found = f"{tuple(image.shape[:2])} with a mask of {tuple(mask.shape)}"
                 raise DataError(f"{id}: {found}, not {size} as indexed. The files changed meanwhile; run it again.")
             self._pixels[first:end] = torch.cat([image, mask[:, :, None]], dim=2).view(-1, WORD).to(self.device)
-        self._frame = (max(height for height, _ in sizes.values()), max(width for _, width in sizes.values()))
+        heights, widths = [height for height, _ in sizes.values()], [width for _, width in sizes.values()]
+        self._frame = (max(heights, default=0), max(widths, default=0))
         self._starts = torch.tensor(self._first[:-1], device=self.device)
-        self._widths = torch.tensor([width for _, width in sizes.values()], device=self.device)
+        self._widths = torch.tensor(widths, device=self.device)
         self._fill = torch.tensor(FILL, dtype=torch.uint8, device=self.device)
 
     @property
@@ -73,8 +74,9 @@ class PixelCache:
         horizontal = _Axes([v.columns for v in views], [v.flip for v in views], self._frame[1], self.device)
         outside = ~(vertical.inside[:, :, None] & horizontal.inside[:, None, :])
         colours = frames[..., :3].float()
-        narrowed = torch.einsum("bjx,byxc->byjc", horizontal.weights, colours)
-        images = torch.einsum("biy,byjc->bijc", vertical.weights, narrowed).round().clamp(0, 255).to(torch.uint8)
+        with torch.autocast(self.device.type, enabled=False):  # half precision would be grey levels off
+            narrowed = torch.einsum("bjx,byxc->byjc", horizontal.weights, colours)
+            images = torch.einsum("biy,byjc->bijc", vertical.weights, narrowed).round().clamp(0, 255).to(torch.uint8)
         images = torch.where(outside[..., None], self._fill, images)
         sample = torch.arange(len(ids), device=self.device)[:, None, None]
         masks = frames[sample, vertical.nearest[:, :, None], horizontal.nearest[:, None, :], 3]
@@ -124,7 +126,8 @@ def build_cache(
     source: Source, sizes: Mapping[str, Size], device: Any, workers: int, progress: Progress | None = None
 ) -> PixelCache:
     """Decode the images of `sizes` (by id) with worker processes and keep them on `device`."""
-    loader = DataLoader(_Pairs(source, list(sizes)), batch_size=None, num_workers=workers)
+    apart = torch.Generator()  # so that building a cache draws nothing from the random numbers of the training
+    loader = DataLoader(_Pairs(source, list(sizes)), batch_size=None, num_workers=workers, generator=apart)
 
     def decoded() -> Iterator[tuple[Tensor, Tensor]]:
         for done, item in enumerate(loader, 1):

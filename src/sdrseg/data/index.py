@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
-import zlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdrseg.data.source import VOID, Problem, Progress, Source, Split
-from sdrseg.errors import DataError
+from sdrseg.errors import DataError, SdrsegError
 from sdrseg.files import atomic_writer, cache_folder
 
 FORMAT = "class-index-1"
@@ -85,7 +84,8 @@ def class_index(source: Source, split: Split, progress: Progress | None = None) 
     else:
         pixels, sizes = counted
         failures = _count(source, [ids[row] for row in np.flatnonzero(~sizes.any(axis=1))], None)[2]
-    problems = [Problem(source.file(id, "mask"), "unreadable", why) for id, why in (unreadable | failures).items()]
+    named = [(source.file(id, "mask"), why) for id, why in (unreadable | failures).items()]
+    problems = [Problem(file, "unreadable", why.removeprefix(f"{file}: ")) for file, why in named]
     return ClassIndex(ids, pixels, sizes, digests, tuple(sorted(problems)))
 
 
@@ -141,14 +141,21 @@ def _load(file: Path, images: int) -> Counts | None:
     """What a cache file holds; None if there is none or it is damaged (it is then counted again)."""
     try:
         with np.load(file, allow_pickle=False) as saved:
-            pixels = np.zeros((images, 256), np.int64)
-            pixels[:, saved["values"]] = saved["pixels"]
-            return pixels, saved["sizes"]
-    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile, zlib.error):
+            values, counts, sizes = saved["values"], saved["pixels"], saved["sizes"]
+        if counts.shape != (images, len(values)) or sizes.shape != (images, 2):
+            return None
+        pixels = np.zeros((images, 256), np.int64)
+        pixels[:, values] = counts
+        return pixels, sizes
+    except Exception:  # the readers of NumPy and zip raise almost anything on broken bytes
         return None
 
 
 def _save(file: Path, pixels: NDArray[np.int64], sizes: NDArray[np.int32]) -> None:
     values = np.flatnonzero(pixels.any(axis=0))
-    with atomic_writer(file) as out:
-        np.savez_compressed(out, values=values, pixels=pixels[:, values], sizes=sizes)
+    try:
+        with atomic_writer(file) as out:
+            np.savez_compressed(out, values=values, pixels=pixels[:, values], sizes=sizes)
+    except SdrsegError as error:
+        advice = "Set SDRSEG_CACHE to a folder that can be written, or the masks are counted again each time."
+        warnings.warn(f"{error} {advice}", stacklevel=3)

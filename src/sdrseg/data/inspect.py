@@ -27,7 +27,7 @@ def inspect_data(
     """Print everything about a data set (and a scenario on it), save a picture grid; return the number of problems."""
     spec = parse_spec(spec_text)
     config = load_config(spec.source, config_file, assignments)
-    file = picture or Path(re.sub(r"[^\w.-]+", "-", str(spec)) + ".png")
+    file = picture or Path(re.sub(r"[^\w.-]+", "-", str(spec))[:100] + ".png")
     check_may_write(file)
     source = open_source(spec.source, path, config)
     if spec.task is not None:
@@ -90,7 +90,7 @@ def _print(holdings: Holdings, source: Source, scenario: Scenario | None, facts:
         print_table(f"{scenario.spec}: what each step sees", columns, rows)
         out.print(obeyed(facts))
         for warning in scenario.warnings:
-            out.print(f"warning: {warning}", markup=False)
+            out.print(f"warning: {warning}")
     out.print()
     if holdings.problems:
         print_table(
@@ -100,7 +100,7 @@ def _print(holdings: Holdings, source: Source, scenario: Scenario | None, facts:
         )
     else:
         out.print("No problems found in any file.")
-    out.print(f"Picture grid: {file}", markup=False)
+    out.print(f"Picture grid: {file}", soft_wrap=True)
 
 
 def _names(source: Source, ids: Sequence[int]) -> list[str]:

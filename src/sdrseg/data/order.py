@@ -48,7 +48,7 @@ class TrainOrder:
 
     def __len__(self) -> int:
         """Batches that are left."""
-        return (self.epochs - self.epoch) * self.batches_per_epoch - self.batch
+        return max(0, (self.epochs - self.epoch) * self.batches_per_epoch - self.batch)
 
     def __iter__(self) -> Iterator[list[Key]]:
         """This process's keys of each batch, from the position on; the position itself does not move."""

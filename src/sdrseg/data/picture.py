@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,18 +21,25 @@ COLUMNS = 6
 CELL = (2.2, 1.35)  # inches: width and height of an image beside its label map, title included
 TITLE = 0.32
 LEGEND = 0.6
+MAX_ROWS = 64  # of more steps the first are shown
 OURS = "sdrseg"  # written into the PNG, so that our own picture may be replaced and nobody else's
 
 
 def check_may_write(file: Path) -> None:
-    """Refuse to replace a picture that sdrseg did not make."""
-    if not file.exists():
-        return
+    """Refuse, before any work is done, a place that cannot be written and a picture that sdrseg did not make."""
+    try:
+        if not file.exists():
+            folder = next(place for place in file.absolute().parents if place.exists())
+            if folder.is_dir() and os.access(folder, os.W_OK):
+                return
+            raise SdrsegError(f"{file}: cannot be written in {folder}. Choose another place with --picture.")
+    except OSError as error:
+        raise SdrsegError(f"{file}: {error.strerror}. Choose another name with --picture.") from error
     try:
         with Image.open(file) as picture:
             if picture.info.get("Software") == OURS:
                 return
-    except OSError:
+    except Exception:  # no picture, or one that Pillow refuses: not ours in any case
         pass
     raise SdrsegError(f"{file} exists and was not made by sdrseg. Choose another name with --picture.")
 
@@ -45,6 +53,7 @@ def save_grid(source: Source, scenario: Scenario | None, file: Path) -> None:
     else:
         rows = [(_title(source, s.new, s.number), s.train_ids, s.train_table) for s in scenario.steps]
         channels = scenario.steps[-1].channels
+    left_out, rows = len(rows[MAX_ROWS:]), rows[:MAX_ROWS]
     colours = palette()
     colours[VOID] = 255
     width, height = COLUMNS * CELL[0], len(rows) * CELL[1] + LEGEND
@@ -55,7 +64,8 @@ def save_grid(source: Source, scenario: Scenario | None, file: Path) -> None:
     used: set[int] = set()
     for number, (title, ids, table) in enumerate(rows):
         bottom = height - (number + 1) * CELL[1]
-        figure.text(0.01, (bottom + CELL[1] - 0.08) / height, title, fontsize=8, va="top", weight="bold")
+        place = (0.01, (bottom + CELL[1] - 0.08) / height)
+        figure.text(*place, title, fontsize=8, va="top", weight="bold", parse_math=False)
         for column, id in enumerate(_spread(ids)):
             box = (column * CELL[0] + 0.05, bottom + 0.03, CELL[0] - 0.1, CELL[1] - TITLE)
             axis = figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height), anchor="W")
@@ -63,7 +73,7 @@ def save_grid(source: Source, scenario: Scenario | None, file: Path) -> None:
             try:
                 image, mask = source.pair(id)
             except DataError:
-                axis.text(0.5, 0.5, f"{id}\nunreadable", ha="center", va="center", fontsize=6)
+                axis.text(0.5, 0.5, f"{id}\nunreadable", ha="center", va="center", fontsize=6, parse_math=False)
                 continue
             label = table[mask]
             used |= {int(v) for v in np.unique(label) if v != VOID}
@@ -71,7 +81,11 @@ def save_grid(source: Source, scenario: Scenario | None, file: Path) -> None:
     known = [c for c in sorted(used) if c < len(channels)]
     legend = [Patch(color=colours[channels[c]] / 255, label=source.classes[channels[c]]) for c in known]
     legend.append(Patch(facecolor="white", edgecolor="grey", label="void"))
-    figure.legend(handles=legend, loc="lower center", ncols=min(11, len(legend)), fontsize=7, frameon=False)
+    key = figure.legend(handles=legend, loc="lower center", ncols=min(11, len(legend)), fontsize=7, frameon=False)
+    for text in key.get_texts():
+        text.set_parse_math(False)
+    if left_out:
+        figure.text(0.01, 0.03 / height, f"and {left_out} more steps", fontsize=8)
     with atomic_writer(file) as out:
         figure.savefig(out, format="png", metadata={"Software": OURS})
 

@@ -17,13 +17,16 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import AvifImagePlugin, Image, ImageOps
 
 from sdrseg.errors import DataError
 from sdrseg.scenario import VOID as VOID
 
 MAX_CLASSES = 254
 """Background included; ids 0..253. 255 is void, and 254 stays free so that no class is ever mistaken for it."""
+
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+"""Pictures of this size decode faster so, and the other cores decode other pictures."""
 
 Split = Literal["train", "val"]
 Array = NDArray[np.uint8]
@@ -131,11 +134,11 @@ class PictureFiles(Source):
 def read_image(path: Path) -> Array:
     """Read any picture as (H, W, 3) uint8 RGB, turned as its EXIF orientation says; errors name the file."""
     with _open(path) as picture:
-        picture = ImageOps.exif_transpose(picture)
+        ImageOps.exif_transpose(picture, in_place=True)
         if picture.mode.startswith("I;16"):
             grey = (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)
             return np.repeat(grey[:, :, None], 3, axis=2)
-        return np.asarray(picture.convert("RGB"))
+        return np.asarray(picture if picture.mode == "RGB" else picture.convert("RGB"))
 
 
 def read_label(path: Path) -> NDArray[np.uint8 | np.uint16 | np.int32]:
@@ -152,17 +155,18 @@ def read_label(path: Path) -> NDArray[np.uint8 | np.uint16 | np.int32]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[Image.Image]:
-    """Open and decode a picture; whatever Pillow throws becomes an error that names the file."""
+    """Open and decode a picture; whatever Pillow throws, in the block too, becomes an error that names the file."""
     try:
-        picture = Image.open(path)
-        picture.load()
+        with Image.open(path) as picture:
+            picture.load()
+            yield picture
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file.") from error
-    except Exception as error:  # Pillow's decoders raise almost anything on broken bytes
+    except Exception as error:  # Pillow's decoders raise almost anything on broken bytes, also in the EXIF data
         reason = str(error) or type(error).__name__
         raise DataError(f"{path}: cannot be read as a picture ({reason}). Replace or remove it.") from error
-    with picture:
-        yield picture
 
 
 def _names(folder: Path, below: str = "") -> Iterator[str]:
@@ -180,7 +184,8 @@ def _names(folder: Path, below: str = "") -> Iterator[str]:
 def find_by_id(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[dict[str, Path], list[Problem]]:
     """All files below `folder` by id (the path below it without suffix), whatever their format.
 
-    Two files of one id are a problem; the first in name order is kept. Hidden files are passed over.
+    Two files of one id are a problem; the first in name order is kept. A name that is no UTF-8 is a problem: its id
+    could not be written into lists and results. Hidden files are passed over.
     """
     found: dict[str, Path] = {}
     problems = []
@@ -191,7 +196,9 @@ def find_by_id(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[dic
         if wanted is not None and suffix.lower() not in wanted:
             continue
         path = folder / name
-        if id in found:
+        if (readable := name.encode("utf-8", "backslashreplace").decode()) != name:
+            problems.append(Problem(str(folder / readable), "name is no UTF-8", "left out; rename it"))
+        elif id in found:
             problems.append(Problem(str(path), "duplicate id", f"{found[id].name} has the id {id!r} too and is used"))
         else:
             found[id] = path

@@ -36,14 +36,10 @@ class Voc(PictureFiles):
         self.root = _find_root(path)
         self._sbd = _find_sbd(self.root)
         self._images, self._problems = find_by_id(self.root / "JPEGImages", PICTURE_SUFFIXES)
-        # Later folders only fill gaps: the augmented masks first, then VOC's own, then SBD's.
-        for folder in (self.root / "SegmentationClassAug", self.root / "SegmentationClass"):
-            if folder.is_dir():
-                found, twice = find_by_id(folder, PICTURE_SUFFIXES)
-                self._masks = found | self._masks
-                self._problems += twice
-        if self._sbd is not None:
-            self._masks = {file.stem: file for file in (self._sbd / "cls").glob("*.mat")} | self._masks
+        self._augmented = self._find_masks(self.root / "SegmentationClassAug", PICTURE_SUFFIXES)
+        own = self._find_masks(self.root / "SegmentationClass", PICTURE_SUFFIXES)
+        self._sbd_masks = self._find_masks(self._sbd / "cls", (".mat",)) if self._sbd else {}
+        self._masks = self._sbd_masks | own | self._augmented  # the last is taken where there are several
         if not self._masks:
             raise DataError(f"{self.root}: neither SegmentationClassAug nor SegmentationClass is there. {_advice()}")
         val = self._list("val.txt")
@@ -53,26 +49,39 @@ class Voc(PictureFiles):
     def mask(self, id: str) -> Array:
         return _read_sbd(self._masks[id]) if self._masks[id].suffix == ".mat" else super().mask(id)
 
+    def _find_masks(self, folder: Path, suffixes: Iterable[str]) -> dict[str, Path]:
+        if not folder.is_dir():
+            return {}
+        found, problems = find_by_id(folder, suffixes)
+        self._problems += problems
+        return found
+
     def _list(self, name: str) -> list[str]:
         path = self.root / "ImageSets/Segmentation" / name
         if not path.is_file():
             raise DataError(f"{path}: no such list. It comes with {VOC_HOME}")
+        try:
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not a list of image ids in UTF-8 ({error}).") from error
         # A line is an id, or "/JPEGImages/ID.jpg /SegmentationClassAug/ID.png" in the lists of earlier code.
-        return [Path(line.split()[0]).stem for line in path.read_text().splitlines() if line.strip()]
+        return [Path(line.split()[0]).stem for line in lines if line.strip()]
 
     def _train_ids(self, val: Iterable[str]) -> Iterable[str]:
         """train_aug: SBD and VOC train together, without VOC val."""
         for name in TRAIN_LISTS:
             if (self.root / "ImageSets/Segmentation" / name).is_file():
-                return self._list(name)
-        if (augmented := self.root / "SegmentationClassAug").is_dir():
-            return {path.stem for path in augmented.iterdir()} - set(val)
-        if self._sbd is None:
+                listed = self._list(name)
+                if self._augmented or self._sbd_masks or all(id in self._masks for id in listed):
+                    return listed
+        if self._augmented:
+            return self._augmented.keys() - set(val)
+        if not self._sbd_masks:
             raise DataError(
                 f"{self.root}: SegmentationClassAug is not there, and no SBD to build it from. {_advice()} "
                 f"Looked for SBD in: {', '.join(map(str, _sbd_places(self.root)))}"
             )
-        return ({path.stem for path in (self._sbd / "cls").glob("*.mat")} | set(self._list("train.txt"))) - set(val)
+        return (self._sbd_masks.keys() | set(self._list("train.txt"))) - set(val)
 
     def _keep_complete(self, split: Split, ids: Iterable[str]) -> None:
         """Keep the ids that have an image and a mask, sorted; what is missing becomes a problem."""
@@ -113,10 +122,12 @@ def _read_sbd(path: Path) -> Array:
     except ImportError as error:
         raise DataError(f"{path}: reading SBD needs scipy. Install it with: pip install 'sdrseg[sbd]'") from error
     try:
-        label = loadmat(path, simplify_cells=True)["GTcls"]["Segmentation"]
+        label = loadmat(path)["GTcls"]["Segmentation"].item()  # a struct of one
     except Exception as error:  # the reader raises almost anything on broken bytes
         raise DataError(f"{path}: cannot be read as an SBD label file ({error}). Replace it.") from error
-    return np.asarray(label, np.uint8)
+    if not isinstance(label, np.ndarray) or label.ndim != 2 or label.dtype != np.uint8:
+        raise DataError(f"{path}: GTcls.Segmentation is no label map of 8-bit class ids. Replace it.")
+    return label
 
 
 def _advice() -> str:

@@ -11,20 +11,33 @@ import torch
 from torch import Tensor
 
 from sdrseg.losses.pixels import VOID, at_least_float32, rows_of
-from sdrseg.losses.prototypes import EPS, ClassSums, Prototypes
+from sdrseg.losses.prototypes import EPS, ClassSums, Prototypes, sums_by_image
 
 
 def attraction(sums: ClassSums, prototypes: Prototypes, take: Tensor) -> Tensor:
     """L_cl^a (Eq. 6, as mean squares): the mean over classes of the mean squared distance of their features to p_c.
 
-    Σ_i ‖f_i − p‖² = Σ‖f_i‖² − 2 p·Σf_i + n‖p‖², so the sums are enough. `take` (K,): classes that may take part; those
-    without positions in the batch or without a prototype do not.
+    `take` (K,): classes that may take part; those without positions in the batch or without a prototype do not.
     """
-    p = prototypes.mean.to(sums.pixel_total.dtype)
-    apart = sums.square - 2 * (sums.pixel_total * p).sum(1) + sums.pixels * p.square().sum(1)
-    each = apart / (sums.pixels.clamp_min(1) * p.shape[1])
+    each = _mean_squares(sums.pixels, sums.pixel_total, sums.square, prototypes)
     take = take & (sums.pixels > 0) & prototypes.known
     return torch.where(take, each, 0).sum() / take.sum().clamp_min(1)
+
+
+def attraction_image_sums(features: Tensor, labels: Tensor, prototypes: Prototypes, take: Tensor) -> Tensor:
+    """The same image by image: (2,) [Σ over images of the mean over the image's classes, images with any]."""
+    pixels, total, square = sums_by_image(features, labels, len(take))
+    each = _mean_squares(pixels, total, square, prototypes)
+    take = take & (pixels > 0) & prototypes.known
+    of_image = torch.where(take, each, 0).sum(1) / take.sum(1).clamp_min(1)
+    return torch.stack([of_image.sum(), take.any(1).sum().to(of_image.dtype)])
+
+
+def _mean_squares(pixels: Tensor, total: Tensor, square: Tensor, prototypes: Prototypes) -> Tensor:
+    """The mean over positions and channels of (f_i − p_c)², from sums: Σ‖f‖² − 2 p·Σf + n‖p‖²."""
+    p = prototypes.mean.to(total.dtype)
+    apart = square - 2 * (total * p).sum(-1) + pixels * p.square().sum(-1)
+    return apart / (pixels.clamp_min(1) * p.shape[-1])
 
 
 def attraction_norm_sums(features: Tensor, labels: Tensor, prototypes: Prototypes, take: Tensor) -> Tensor:
@@ -67,7 +80,7 @@ def repulsion(
 @torch.no_grad()
 def smallest_gap(prototypes: Prototypes) -> Tensor:
     """The smallest distance between two known prototypes (infinite where there are fewer than two)."""
-    p = prototypes.mean.float()
+    p = at_least_float32(prototypes.mean)
     apart = torch.cdist(p, p, compute_mode="donot_use_mm_for_euclid_dist")
     pair = prototypes.known[:, None] & prototypes.known[None, :]
     pair = pair & ~torch.eye(len(p), dtype=torch.bool, device=p.device)

@@ -6,6 +6,8 @@ Student logits z (B, K, H, W), teacher logits t (B, n_old, H, W), `keep` (B, H, 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -40,7 +42,7 @@ def cil_sums(z: Tensor, t: Tensor, labels: Tensor, keep: Tensor, *, entropy_weig
     z, t = at_least_float32(z), at_least_float32(t)
     log_p = t.log_softmax(1)
     p = log_p.exp()
-    entropy = -(p * log_p).sum(1) / torch.tensor(2.0, dtype=z.dtype, device=z.device).log()
+    entropy = -(p * log_p).sum(1) / math.log(2)
     loss = (1 + entropy_weight * entropy) * (z.logsumexp(1) - (p * z[:, : t.shape[1]]).sum(1))
     return masked_sums(loss, keep & ((labels == 0) | (labels == VOID)))
 

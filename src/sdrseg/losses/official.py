@@ -23,7 +23,7 @@ def scrambled(features: Tensor, labels: Tensor, class_id: int) -> Tensor:
 
 
 def classes_in(labels: Tensor) -> list[int]:
-    return [int(c) for c in labels.unique() if c != VOID]
+    return [int(c) for c in torch.unique(labels) if c != VOID]
 
 
 @torch.no_grad()
@@ -76,7 +76,7 @@ def repulsion(features: Tensor, labels: Tensor) -> Tensor:
 def sparsity(features: Tensor, labels: Tensor) -> Tensor:
     """L_sp with the class maximum over the batch, and void a class like any other; 0 if there is only background."""
     features = at_least_float32(features)
-    present = labels.unique()
+    present = torch.unique(labels)
     if present.tolist() == [0]:
         return features.sum() * 0
     scaled = torch.zeros_like(features)

@@ -44,15 +44,23 @@ class Prototypes(NamedTuple):
         return self.seen > 0
 
 
-def class_sums(features: Tensor, labels: Tensor, classes: int) -> ClassSums:
-    """One matrix product an image: membership (K, h·w) times features (h·w, C)."""
+def sums_by_image(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For each image and class: positions (B, K), Σ features (B, K, C), Σ squared norms (B, K).
+
+    One matrix product an image: membership (K, h·w) times features (h·w, C).
+    """
     x = rows_of(at_least_float32(features))
     member = (labels.flatten(1)[:, None, :] == torch.arange(classes, device=labels.device)[:, None]).to(x.dtype)
-    pixels = member.sum(2)
-    total = member @ x
-    images = (pixels > 0).to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):  # it would round to half precision
+        square = (member @ x.square().sum(2, keepdim=True))[:, :, 0]
+        return member.sum(2), member @ x, square
+
+
+def class_sums(features: Tensor, labels: Tensor, classes: int) -> ClassSums:
+    """What the images of a batch hold of each class."""
+    pixels, total, square = sums_by_image(features, labels, classes)
+    images = (pixels > 0).to(total.dtype)
     means = total / pixels.clamp_min(1)[:, :, None]
-    square = (member @ x.square().sum(2, keepdim=True))[:, :, 0]
     return ClassSums(pixels.sum(0), total.sum(0), square.sum(0), images.sum(0), means.sum(0))
 
 
@@ -75,7 +83,7 @@ def update(
     mean = total.detach() / count.detach().clamp_min(1)[:, None]
     added = torch.where(take, count.detach(), 0)
     seen = prototypes.seen + added.round().long()
-    share = added / seen.clamp_min(1) if decay is None else torch.where(prototypes.known, decay, 1.0)
+    share = added / seen.clamp_min(1) if decay is None else torch.where(prototypes.known, decay, torch.ones_like(added))
     moved = prototypes.mean + share[:, None].to(mean.dtype) * (mean - prototypes.mean)
     return Prototypes(torch.where((added > 0)[:, None], moved, prototypes.mean), seen)
 

@@ -50,9 +50,11 @@ def sparsity_sums(features: Tensor, labels: Tensor, variant: SparsityVariant, ma
     label = labels.flatten(1)
     keep = label != VOID
     scale = _scale(x, torch.where(keep, label, 0).long(), variant, maxima)
+    alive = keep & (scale[:, :, 0] > SMALL)
     if variant not in OF_DEAD:
-        keep = keep & (scale[:, :, 0] > SMALL) & (x.sum(2) > SMALL)
-    each = _per_vector(x / scale.clamp_min(SMALL), variant)
+        keep = alive = alive & (x.sum(2) > SMALL)
+    # Infinity for the others: their own scale may be 0, and where() does not stop 0 · inf = NaN on the way back.
+    each = _per_vector(x / torch.where(alive[:, :, None], scale, torch.inf), variant)
     return torch.stack([torch.where(keep, each, 0).sum(), keep.sum().to(x.dtype)])
 
 

@@ -34,7 +34,7 @@ ALIASES = {
 }
 
 GRAMMAR = re.compile(
-    r"(?P<source>[^:@~]+) (: (?P<task>[^@~]+) (~(?P<seed>\d+))? )? (@(?P<protocol>[^@]*))?", re.VERBOSE
+    r"(?P<source>[^:@~]+) (: (?P<task>[^@~]+) (~(?P<seed>\d{1,18}))? )? (@(?P<protocol>[^@]*))?", re.VERBOSE
 )
 
 
@@ -84,14 +84,14 @@ def class_lists(spec: Spec, classes: tuple[str, ...]) -> ClassLists:
     published = published_orders().get(spec.source, {})
     if task is None:
         raise UsageError(f"{spec} names a data set but no task. Write {spec.source}:TASK@PROTOCOL.")
-    rule = re.fullmatch(r"(\d+)-(\d+)", task)
+    rule = re.fullmatch(r"(\d{1,9})-(\d{1,9})", task)
     if spec.seed is not None and not rule and not task.startswith("random-"):
         raise UsageError(f"{spec}: ~{spec.seed} draws a class order, but {task} has an order of its own. Leave it out.")
     if task in published:
         return published[task]
     if task == "offline":
         return (tuple(range(last + 1)),)
-    if parts := re.fullmatch(r"random-(\d+)", task):
+    if parts := re.fullmatch(r"random-(\d{1,4})", task):  # of more parts most would be empty
         if int(parts[1]) < 2:
             raise UsageError(f"{spec}: {parts[1]} parts. Ask for 2 or more, or for {spec.source}:offline.")
         return (tuple(range(last + 1)), *((),) * (int(parts[1]) - 1))
@@ -123,19 +123,21 @@ def _explicit(spec: Spec, task: str, classes: tuple[str, ...]) -> ClassLists:
     for number, part in enumerate(task.split("/")):
         ids: list[int] = []
         for word in (w.strip() for w in part.split(",")):
-            span = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+            span = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word)
             if word.lower() in by_name and not word.isdigit():
                 ids.append(by_name[word.lower()])
             elif span:
-                ids.extend(range(int(span[1]), int(span[2] or span[1]) + 1))
+                first, last = int(span[1]), int(span[2] or span[1])
+                if last >= len(classes):
+                    limit = len(classes) - 1
+                    raise UsageError(f"{spec}: class {last} of step {number} does not exist; the last is {limit}.")
+                ids.extend(range(first, last + 1))
             else:
                 raise UsageError(f"{spec}: step {number} has no class {word!r}{nearest(word, classes)}")
         ids = [c for c in ids if c != 0 or number > 0]
         if not ids:
             raise UsageError(f"{spec}: step {number} has no classes.")
         for c in ids:
-            if c >= len(classes):
-                raise UsageError(f"{spec}: class {c} of step {number} does not exist; the last is {len(classes) - 1}.")
             if c in seen:
                 why = "background belongs to the first step" if c == 0 else f"is in step {seen[c]} already"
                 raise UsageError(f"{spec}: class {c} ({classes[c]}) of step {number}: {why}.")

@@ -1,0 +1,42 @@
+"""How the engine trains: the optimiser and everything about a run that does not change its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sdrseg.config.sections import setting
+
+
+@dataclass(frozen=True)
+class Optim:
+    """SGD with Nesterov momentum and a polynomial schedule per iteration, started afresh in every step."""
+
+    lr: float = setting(1e-3, "learning rate of step 0", 0)
+    lr_later: float = setting(1e-4, "learning rate of the later steps", 0)
+    head_lr_factor: float = setting(10.0, "the head (decoder, classifier) learns so many times faster in step 0", 0)
+    head_lr_factor_later: float = setting(10.0, "and in the later steps", 0)
+    momentum: float = setting(0.9, "of SGD", 0, 1)
+    nesterov: bool = setting(True, "Nesterov momentum")
+    weight_decay: float = setting(1e-4, "on every parameter", 0)
+    power: float = setting(0.9, "the learning rate falls as (1 − iteration / iterations)^power", 0)
+    lr_rule: Literal["fixed", "linear"] = setting(
+        "fixed", "linear: scale the learning rates by train.batch_size / reference_batch"
+    )
+    reference_batch: int = setting(8, "the batch the learning rates belong to, for lr_rule = linear", 1)
+    clip: float = setting(0.0, "largest norm of the gradient; 0: no clipping", 0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Nothing here changes what is learned, beyond rounding."""
+
+    accumulate: int = setting(1, "cut each batch into so many parts that are computed one after the other", 1)
+    precision: Literal["auto", "fp32", "bf16"] = setting("auto", "of the network: bf16 on GPUs that have it, or fp32")
+    save_minutes: float = setting(5.0, "minutes between two saved states within a step", 0)
+    log_every: int = setting(20, "iterations between two lines of the log", 1)
+    on_bad_image: Literal["stop", "skip"] = setting("stop", "a training image that cannot be read")
+
+
+FREE = {"data.workers", "data.cache", "run.accumulate", "run.save_minutes", "run.log_every", "run.on_bad_image"}
+"""What may differ when a run is resumed."""

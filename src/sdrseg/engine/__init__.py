@@ -1,0 +1,1 @@
+"""The engine walks the steps of a scenario: fit, save, evaluate. A run can be killed at any moment and goes on."""

@@ -1,0 +1,172 @@
+"""The store of bases: models of step 0, shared by all methods that start from plain training.
+
+A base is keyed by all that it depends on (masks and their labels, network, optimiser, augmentation, seed) and nothing
+else, so a comparison of methods trains it once; sequential and disjoint share one. It can be written in float16 shards
+to travel, and taken in again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdrseg.config import Config
+from sdrseg.config.switches import Ce, Cl, Enc, Importance, Kd, Latent, Pm, Sp
+from sdrseg.data.index import ClassIndex
+from sdrseg.engine.checkpoint import load_tensors, save_tensors
+from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.files import cache_folder, write_json
+from sdrseg.methods import Method, find_method
+from sdrseg.scenario import Step
+
+PARTS = ("model", "memory")
+LARGEST_HALF = 65504.0
+
+
+def base_of(method: type[Method], config: Config) -> tuple[type[Method], Config]:
+    """The method and configuration that train step 0: its own where it needs one, else plain training."""
+    if method.own_step0 or config.latent.step0:
+        return method, config
+    ce = Ce(reduction=config.ce.reduction)
+    off = {"kd": Kd(), "enc": Enc(), "pm": Pm(), "cl": Cl(), "sp": Sp(), "latent": Latent(), "importance": Importance()}
+    return find_method("ft"), replace(config, ce=ce, **off)  # type: ignore[arg-type]
+
+
+def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex) -> str:
+    """The key of the base that `base_of` trains on the images of step 0."""
+    values = config.to_dict()
+    for section in ("eval", "run", "shapes"):
+        del values[section]
+    for key in ("workers", "cache", "void_train"):  # void_train is in the label table
+        del values["data"][key]
+    for key in ("lr_later", "head_lr_factor_later"):
+        del values["optim"][key]
+    row_of = {id: row for row, id in enumerate(train.ids)}
+    digest = hashlib.sha256(json.dumps([method.name, values], sort_keys=True).encode())
+    digest.update("\0".join(step.train_ids).encode())
+    digest.update(train.digests[[row_of[id] for id in step.train_ids]].tobytes())
+    digest.update(step.train_table.tobytes())
+    return digest.hexdigest()[:24]
+
+
+class BaseStore:
+    """Bases by key, in a folder."""
+
+    def __init__(self, folder: Path | None = None):
+        self.folder = folder or cache_folder() / "bases"
+
+    def load(self, key: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None:
+        """(meta, model, memory) of a base, or None."""
+        folder = self.folder / key
+        if not (folder / "meta.json").exists():
+            return None
+        meta = json.loads((folder / "meta.json").read_text())
+        remedy = f"Remove {folder}; the base is then trained again."
+        parts = {part: _read_shards(folder, meta["files"][part], remedy) for part in PARTS}
+        return meta, parts["model"], parts["memory"]
+
+    def save(self, key: str, model: Mapping[str, Tensor], memory: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
+        write_base(self.folder / key, {**facts, "key": key}, model, memory)
+
+    def take_in(self, folder: Path) -> str:
+        """Copy a base that was written elsewhere into the store; returns its key."""
+        try:
+            meta = json.loads((folder / "meta.json").read_text())
+            key = meta["key"]
+        except (OSError, ValueError, KeyError) as error:
+            raise SdrsegError(
+                f"{folder}: no base here ({error}). Give a folder that `sdrseg base export` wrote."
+            ) from error
+        remedy = "Copy it again from where it was written."
+        parts = {part: _read_shards(folder, meta["files"][part], remedy) for part in PARTS}
+        facts = {name: value for name, value in meta.items() if name != "files"}
+        write_base(self.folder / key, facts, parts["model"], parts["memory"])
+        return str(key)
+
+
+def write_base(
+    folder: Path,
+    facts: dict[str, Any],
+    model: Mapping[str, Tensor],
+    memory: Mapping[str, Tensor],
+    *,
+    half: bool = False,
+    shard_bytes: int | None = None,
+) -> None:
+    """Write a base, in one file a part or in shards; `half` stores convolution weights in float16.
+
+    One-dimensional tensors stay float32 (a batch norm's variance may exceed float16), and so does what would overflow.
+    """
+    files = {}
+    for part, tensors in (("model", model), ("memory", memory)):
+        stored = {name: _halved(tensor) if half else tensor for name, tensor in tensors.items()}
+        files[part] = [
+            {"file": (name := f"{part}-{number}.safetensors"), "sha256": save_tensors(folder / name, shard)}
+            for number, shard in enumerate(_shards(stored, shard_bytes))
+        ]
+    write_json(folder / "meta.json", {**facts, "half": half, "files": files})
+
+
+def parse_size(text: str) -> int:
+    """ "16MB", "15.5 MiB", "100000" in bytes."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*([kMG]i?)?B?\s*", text)
+    units = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+    try:
+        size = int(float(match[1]) * units[match[2]]) if match else 0
+    except (ValueError, KeyError):
+        size = 0
+    if size < 1:
+        raise UsageError(f"{text!r} is not a size. Write it like 15MB or 16MiB.")
+    return size
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    small = tensor.is_floating_point() and tensor.dim() > 1 and bool((tensor.abs() < LARGEST_HALF).all())
+    return tensor.half() if small else tensor
+
+
+def _shards(tensors: Mapping[str, Tensor], most: int | None) -> list[dict[str, Tensor]]:
+    """Tensors in as few shards as their order allows; one larger than a shard has a shard of its own, cut by rows."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    room = None if most is None else most - 64 * 1024  # the names and shapes at the head of a file
+    if room is not None and room < 64 * 1024:
+        raise UsageError(f"--shard-size {most} is too small. Give at least 128kB.")
+    for name, tensor in tensors.items():
+        pieces = {name: tensor}
+        if room is not None and tensor.nbytes > room:
+            rows = max(1, len(tensor) * room // tensor.nbytes)
+            cut = torch.split(tensor, rows)
+            pieces = {f"{name}@{number}of{len(cut)}": piece for number, piece in enumerate(cut)}
+        for label, piece in pieces.items():
+            if room is not None and size + piece.nbytes > room and shards[-1]:
+                shards.append({})
+                size = 0
+            shards[-1][label] = piece
+            size += piece.nbytes
+    return shards
+
+
+def _read_shards(folder: Path, files: list[dict[str, str]], remedy: str) -> dict[str, Tensor]:
+    """All tensors of some shards, float16 widened and cut ones put together."""
+    loose: dict[str, Tensor] = {}
+    for entry in files:
+        loose |= load_tensors(folder / entry["file"], entry["sha256"], remedy)
+    whole: dict[str, Tensor] = {}
+    for label, tensor in loose.items():
+        name, cut, place = label.partition("@")
+        if cut:
+            number, _, count = place.partition("of")
+            if int(number) > 0:
+                continue
+            tensor = torch.cat([loose[f"{name}@{n}of{count}"] for n in range(int(count))])
+        whole[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
+    return whole

@@ -1,0 +1,86 @@
+"""Tensors on disk: safetensors written whole or not at all, and checked by hash when they are read. No pickle."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as unpack
+from safetensors.torch import save as pack
+from torch import Tensor
+
+from sdrseg.errors import SdrsegError
+from sdrseg.files import atomic_writer
+
+
+def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """Write tensors by name; returns the file's SHA-256."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    content = pack(plain, dict(metadata or {}))
+    with atomic_writer(file) as out:
+        out.write(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def load_tensors(file: Path, sha256: str | None = None, remedy: str = "Restore it from a copy.") -> dict[str, Tensor]:
+    """Read tensors by name; a missing, truncated or foreign file is named, with what can be done."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise SdrsegError(f"{file}: cannot be read ({error.strerror}). {remedy}") from error
+    if sha256 is not None and (found := hashlib.sha256(content).hexdigest()) != sha256:
+        raise SdrsegError(
+            f"{file}: not the file that was written (SHA-256 {found[:12]}…, {len(content)} bytes, not {sha256[:12]}…): "
+            f"truncated, changed or of another run. {remedy}"
+        )
+    try:
+        return unpack(content)
+    except SafetensorError as error:
+        raise SdrsegError(f"{file}: not a safetensors file ({error}). {remedy}") from error
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of an optimiser (momentum buffers), by parameter number and name."""
+    state: dict[int, dict[str, Any]] = optimiser.state_dict()["state"]
+    return {
+        f"{number}.{name}": value
+        for number, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    whole = optimiser.state_dict()
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        number, name = key.split(".", 1)
+        state.setdefault(int(number), {})[name] = tensor
+    optimiser.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
+
+
+def random_state() -> dict[str, Tensor]:
+    """The random states of torch, on the CPU and the current GPU."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def load_random_state(states: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def under_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    start = f"{prefix}/"
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

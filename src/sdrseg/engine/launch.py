@@ -1,0 +1,87 @@
+"""Where a run computes: one CPU, one GPU, many of them, many machines; and how it is interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sdrseg.config import Config
+from sdrseg.distributed import Everyone
+from sdrseg.errors import SdrsegError
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+
+def make_fabric(config: Config) -> Fabric:
+    """Fabric for this process. Under torchrun or SLURM it joins the others; alone it takes all GPUs, or the CPU."""
+    from lightning.fabric import Fabric
+
+    gpu = torch.cuda.is_available()
+    accelerator = "cuda" if gpu else "mps" if torch.backends.mps.is_available() else "cpu"
+    devices, nodes = max(1, torch.cuda.device_count()) if gpu else 1, 1
+    if "LOCAL_WORLD_SIZE" in os.environ:  # torchrun
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // devices
+    elif int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+        nodes = int(os.environ["SLURM_NNODES"])
+        devices = int(os.environ["SLURM_NTASKS"]) // nodes
+    many = devices * nodes > 1
+    wish = config.run.precision
+    bf16 = wish == "bf16" or (wish == "auto" and gpu and torch.cuda.is_bf16_supported())
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=nodes,
+        strategy="ddp" if many else "auto",
+        precision="bf16-mixed" if bf16 else "32-true",
+    )
+    fabric.launch()
+    return fabric
+
+
+class InterruptedRunError(SdrsegError):
+    """The user stopped the run; everything is saved."""
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM: finish the iteration, save, and say how to go on. A second Ctrl-C stops at once."""
+
+    def __init__(self, everyone: Everyone) -> None:
+        self.save: Callable[[], None] | None = None
+        self._everyone = everyone
+        self._asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        except ValueError:
+            pass  # not in the main thread: whoever called us handles signals
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
+    def check(self, together: bool) -> None:
+        """Called after every iteration; stop here if anyone was asked to. Several processes have to stop at the same
+        iteration, so they ask each other, at those that are logged (`together`)."""
+        asked = self._asked
+        if self._everyone.world > 1:
+            asked = together and self._everyone.any(asked)
+        if asked:
+            if self.save is not None:
+                self.save()
+            raise InterruptedRunError("Stopped and saved. Give the same command again to go on.")

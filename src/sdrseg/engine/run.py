@@ -1,0 +1,305 @@
+"""All steps of a scenario with one method: what `sdrseg train` does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sdrseg import __version__
+from sdrseg.config import Config, config_from, load_config
+from sdrseg.data import open_source
+from sdrseg.data.batches import eval_batches, train_batches, workers
+from sdrseg.data.cache import PixelCache, build_cache, cache_device
+from sdrseg.data.index import ClassIndex, class_index
+from sdrseg.data.order import Share, TrainOrder
+from sdrseg.data.source import Source, Split
+from sdrseg.distributed import Everyone
+from sdrseg.engine.bases import BaseStore, base_key, base_of
+from sdrseg.engine.checkpoint import (
+    load_optimiser,
+    load_random_state,
+    optimiser_tensors,
+    random_state,
+    under_prefix,
+    with_prefix,
+)
+from sdrseg.engine.evaluate import confusion
+from sdrseg.engine.fit import fit, make_optimiser
+from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.launch import Interruption, make_fabric
+from sdrseg.engine.watch import Log, Watch
+from sdrseg.files import write_json
+from sdrseg.methods import Method, StepInfo, find_method, method_layers
+from sdrseg.metrics import StepScore, summary
+from sdrseg.network import Network, build_network
+from sdrseg.scenario import Scenario, Spec, Step, build_scenario, parse_spec
+from sdrseg.terminal import TrainingDisplay, progress
+from sdrseg.weights import load_weights
+
+
+@dataclass
+class Job:
+    """All that is fixed before the first step."""
+
+    spec: str
+    method: type[Method]
+    config: Config
+    source: Source
+    indexes: dict[Split, ClassIndex]
+    scenario: Scenario
+    folder: RunFolder
+    fabric: Any
+    everyone: Everyone
+    bases: BaseStore
+    display: Any
+    interruption: Interruption
+    log: Log | None = None
+
+    @property
+    def share(self) -> Share:
+        return Share(self.everyone.rank, self.everyone.world)
+
+
+def train(
+    spec_text: str,
+    method_name: str,
+    out: Path,
+    *,
+    data: Path | None = None,
+    preset: str = "default",
+    config_file: Path | None = None,
+    assignments: Sequence[str] = (),
+    bases: Path | None = None,
+    display: Any = None,
+) -> dict[str, Any]:
+    """Train every step that is not done yet, score each, and return the summary. The same call again resumes."""
+    spec = parse_spec(spec_text)
+    layers = method_layers(method_name, preset, spec.task)
+    config = load_config(spec.source, config_file, assignments, layers)
+    job = _prepare(spec, method_name, config, data, out, bases, display)
+    job.scenario.require_images(config.train.batch_size)
+    if job.everyone.rank == 0:
+        _open_folder(job, {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__})
+    job.fabric.barrier()
+    try:
+        with job.interruption:
+            for step in job.scenario.steps:
+                if not job.folder.has_model(step.number):
+                    _train_step(job, step)
+                job.fabric.barrier()
+                if not job.folder.has_metrics(step.number):
+                    _score_step(job, step)
+                job.fabric.barrier()
+            return _summarise(job)
+    finally:
+        job.display.close()
+        if job.log is not None:
+            job.log.close()
+        job.folder.close()
+
+
+def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
+    """Score all finished steps of a run from their saved models; each with whether it is what was measured then."""
+    folder = RunFolder(out)
+    saved = folder.read_json("config.json")
+    config = config_from(saved["config"], str(out / "config.json"))
+    job = _prepare(parse_spec(saved["spec"]), saved["method"], config, data, out, None, None)
+    results = []
+    for step in job.scenario.steps:
+        if folder.has_metrics(step.number):
+            score = _score(job, step).to_dict()
+            results.append({**score, "same": score == folder.read_json(f"steps/{step.number}/metrics.json")})
+    job.display.close()
+    return results
+
+
+def _prepare(
+    spec: Spec, method_name: str, config: Config, data: Path | None, out: Path, bases: Path | None, display: Any
+) -> Job:
+    """Read the data, build the scenario and find the devices; nothing is written."""
+    method = find_method(method_name)
+    source = open_source(spec.source, data, config)
+    with progress(f"reading {spec.source}") as report:
+        indexes: dict[Split, ClassIndex] = {split: class_index(source, split, report) for split in ("train", "val")}
+    for index in indexes.values():
+        index.require_sound(source)
+    policy = {"void_train": config.data.void_train, "eval_future": config.eval.future}
+    scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **policy)
+    fabric = make_fabric(config)
+    everyone = Everyone()
+    return Job(
+        spec=str(spec),
+        method=method,
+        config=config,
+        source=source,
+        indexes=indexes,
+        scenario=scenario,
+        folder=RunFolder(out),
+        fabric=fabric,
+        everyone=everyone,
+        bases=BaseStore(bases),
+        display=display or TrainingDisplay(len(scenario.steps), everyone.rank == 0),
+        interruption=Interruption(everyone),
+    )
+
+
+def _open_folder(job: Job, identity: dict[str, Any]) -> None:
+    """Take the run folder and write down what the run is."""
+    job.folder.open(identity, job.config)
+    job.folder.note_environment(_device_name(job.fabric.device), job.everyone.world)
+    digests = {i: d.tobytes().hex() for x in job.indexes.values() for i, d in zip(x.ids, x.digests, strict=True)}
+    write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": digests})
+    job.log = Log(job.folder.path)
+    job.log.write("start", **identity, processes=job.everyone.world)
+    for warning in job.scenario.warnings:
+        job.display.say(f"warning: {warning}")
+
+
+def _train_step(job: Job, step: Step) -> None:
+    """Fit one step from its beginning or from the saved state, and save the model."""
+    method_type, config = base_of(job.method, job.config) if step.number == 0 else (job.method, job.config)
+    key = base_key(method_type, config, step, job.indexes["train"]) if step.number == 0 else None
+    if key is not None and (base := job.bases.load(key)) is not None:
+        job.display.say(f"step 0: taken from the store of bases ({key})")
+        if job.everyone.rank == 0:
+            job.folder.save_step(0, base[1], base[2], _meta(job, step, config, {"base": key}))
+        return
+    method, student, teacher = assemble(job, step, method_type, config)
+    optimiser = make_optimiser(student, config, step.number)
+    batches = train_batches(
+        job.source, step.train_ids, step.train_table, config, share=job.share, cache=_cache(job, step)
+    )
+    order = batches.order
+    assert isinstance(order, TrainOrder)
+    iterations = config.train.epochs * order.batches_per_epoch
+    state = job.folder.load_state(step.number)
+    done = 0
+    if state is not None:
+        facts, tensors = state
+        done = facts["iteration"]
+        student.load_state_dict(under_prefix("model", tensors))
+        load_optimiser(optimiser, under_prefix("optimiser", tensors))
+        method.load_state_dict({n: t.to(job.fabric.device) for n, t in under_prefix("method", tensors).items()})
+        load_random_state(under_prefix("random", tensors))
+        order.load_state_dict(facts["order"])
+        if job.log is not None:
+            job.log.cut(facts["log_bytes"])
+        job.display.say(f"step {step.number}: goes on at iteration {done} of {iterations}")
+    wrapped, optimiser = job.fabric.setup(student, optimiser)
+    watch = Watch(
+        step.number, iterations, job.log, job.display.update, config.run.log_every, 60 * config.run.save_minutes, done
+    )
+
+    def save() -> None:
+        if job.everyone.rank == 0:
+            parts = {"model": student.state_dict(), "optimiser": optimiser_tensors(optimiser)}
+            parts |= {"method": method.state_dict(), "random": random_state()}
+            tensors = {name: t for part, named in parts.items() for name, t in with_prefix(part, named).items()}
+            facts = {"step": step.number, "iteration": watch.iteration, "order": order.state_dict()}
+            job.folder.save_state(tensors, {**facts, "log_bytes": job.log.size if job.log is not None else 0})
+
+    job.interruption.save = save
+    fit(job.fabric, method, wrapped, teacher, optimiser, batches, config, watch, save, job.interruption.check)
+    job.interruption.save = None
+    method.end_step(student)
+    if job.everyone.rank == 0:
+        model, memory = student.state_dict(), method.state_dict()
+        job.folder.save_step(step.number, model, memory, _meta(job, step, config, {"base": key} if key else {}))
+        if key is not None:
+            job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
+
+
+def assemble(job: Job, step: Step, method_type: type[Method], config: Config) -> tuple[Method, Network, Network | None]:
+    """Method, student and teacher as they are when a step begins."""
+    torch.manual_seed(config.train.seed * 1000 + step.number)
+    old, new = len(step.old), len(step.new)
+    info = StepInfo(step.number, old, new, job.scenario.spec.protocol or "sequential")
+    student = build_network(config.net, old if step.number > 0 else new)
+    teacher = None
+    method = method_type(config, job.everyone)
+    if step.number == 0:
+        job.display.say(load_weights(student, config.net.weights, config.net))
+    else:
+        _, model, memory = job.folder.load_step(step.number - 1)
+        student.load_state_dict(model)
+        method.load_state_dict(memory)
+        if new > 0 and method.needs_teacher:
+            teacher = copy.deepcopy(student).eval().requires_grad_(False)
+    for network in (student, teacher):
+        if network is not None:
+            network.to(job.fabric.device).to(memory_format=torch.channels_last)
+    method.load_state_dict({n: t.to(job.fabric.device) for n, t in method.state_dict().items()})
+    method.begin_step(info, student, teacher)
+    student.to(job.fabric.device).to(memory_format=torch.channels_last)
+    student.train()
+    if step.number > 0 and config.net.bn_later == "freeze_stats":
+        student.freeze_statistics()
+    return method, student, teacher
+
+
+def _score_step(job: Job, step: Step) -> None:
+    """Evaluate the saved model of a step and write metrics.json."""
+    score = _score(job, step)
+    if job.everyone.rank == 0:
+        write_json(job.folder.step(step.number) / "metrics.json", score.to_dict())
+        if job.log is not None:
+            job.log.write("score", step=step.number, miou=score.miou())
+        job.display.scored(score)
+
+
+def _score(job: Job, step: Step) -> StepScore:
+    meta, model, _ = job.folder.load_step(step.number)
+    network = build_network(job.config.net, len(step.channels))
+    network.load_state_dict(model)
+    network.to(job.fabric.device).to(memory_format=torch.channels_last)
+    sizes = job.indexes["val"].size_by_id
+    batches = eval_batches(job.source, step.test_ids, sizes, step.test_table, job.config, share=job.share)
+    matrix = confusion(job.fabric, network, batches, len(step.channels))
+    names = tuple(c["name"] for c in meta["classes"])
+    return StepScore(step.number, names, len(job.scenario.steps[0].channels), matrix)
+
+
+def _summarise(job: Job) -> dict[str, Any]:
+    numbers = range(len(job.scenario.steps))
+    scores = [StepScore.from_dict(job.folder.read_json(f"steps/{k}/metrics.json")) for k in numbers]
+    result = summary(scores)
+    if job.everyone.rank == 0:
+        write_json(job.folder.path / "summary.json", result)
+    return result
+
+
+def _meta(job: Job, step: Step, config: Config, more: dict[str, Any]) -> dict[str, Any]:
+    """What a saved model is: classes by channel, where they came from, and its parent."""
+    came = {c: s.number for s in job.scenario.steps for c in s.new}
+    parent = None
+    if step.number > 0:
+        parent = job.folder.read_json(f"steps/{step.number - 1}/meta.json")["files"]["model"]["sha256"]
+    return {
+        "step": step.number,
+        "spec": job.spec,
+        "protocol": job.scenario.spec.protocol,
+        "method": job.method.name,
+        "classes": [
+            {"channel": channel, "id": id, "name": job.scenario.classes[id], "step": came[id]}
+            for channel, id in enumerate(step.channels)
+        ],
+        "net": config.to_dict()["net"],
+        "parent": parent,
+        **more,
+    }
+
+
+def _cache(job: Job, step: Step) -> PixelCache | None:
+    """The decoded training images of a step, where they fit."""
+    sizes = {id: size for id, size in job.indexes["train"].size_by_id.items() if id in set(step.train_ids)}
+    place = cache_device(job.config.data.cache, sizes.values(), job.fabric.device)
+    return None if place is None else build_cache(job.source, sizes, place, workers(job.config))
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

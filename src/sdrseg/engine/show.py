@@ -1,0 +1,44 @@
+"""What the commands print about a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sdrseg.terminal import console, print_json, print_table
+
+
+def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
+    """The means after each step, and where everything is."""
+    if json:
+        print_json({"run": str(folder), **summary})
+        return
+    names = ["old", "new", "all", "harmonic", "old_without_background", "all_without_background"]
+    rows = [[k, *(_percent(course[n]) for n in names)] for k, course in enumerate(summary["miou_by_step"])]
+    heads = ["step", "old", "new", "all", "harmonic mean", "old, no background", "all, no background"]
+    print_table("mIoU after each step, in per cent (background counted unless said)", heads, rows)
+    out = console()
+    out.print(f"step-averaged mIoU {_percent(summary['step_averaged_miou'])}", markup=False)
+    if summary["steps"] > 1:
+        out.print(f"forgetting at the end {_percent(summary['forgetting']['final'])}", markup=False)
+    out.print(f"everything is in {folder}", markup=False)
+
+
+def evaluate_run(folder: Path, data: Path | None, json: bool) -> bool:
+    """Score all finished steps again; whether the numbers are those measured at training time."""
+    from sdrseg.engine.run import score_again
+
+    results = score_again(folder, data)
+    if json:
+        print_json(results)
+    else:
+        rows = [
+            [r["step"], *(_percent(r["miou"][n]) for n in ("old", "new", "all")), "yes" if r["same"] else "NO"]
+            for r in results
+        ]
+        print_table("mIoU, scored again, in per cent", ["step", "old", "new", "all", "as at training time"], rows)
+    return all(r["same"] for r in results)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"

@@ -1,0 +1,65 @@
+"""All methods by name. A new one is a class in one file and one line in METHODS, or `register_method` anywhere."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from typing import Any
+
+from sdrseg.errors import UsageError
+from sdrseg.methods.base import From, Method, StepInfo
+from sdrseg.methods.cil import CIL
+from sdrseg.methods.finetune import FineTune, Offline
+from sdrseg.methods.ilt import ILT
+from sdrseg.methods.importance import EWC, PI, RW
+from sdrseg.methods.lwf import LwF
+from sdrseg.methods.lwf_mc import LwFMC
+from sdrseg.methods.mib import MiB
+from sdrseg.methods.presets import PRESETS
+from sdrseg.methods.sdr import SDR, SDRMiB
+from sdrseg.methods.studies import STUDIES
+from sdrseg.scenario.spec import nearest
+
+__all__ = ["PRESETS", "From", "Method", "StepInfo", "find_method", "list_methods", "method_layers", "register_method"]
+
+METHODS: dict[str, type[Method]] = {}
+
+
+def register_method(method: type[Method]) -> type[Method]:
+    """Make a method known by its name; usable as a decorator."""
+    if METHODS.get(method.name, method) is not method:
+        raise UsageError(f"There is a method {method.name!r} already ({METHODS[method.name].__qualname__}).")
+    METHODS[method.name] = method
+    return method
+
+
+_ALL: tuple[type[Method], ...] = (FineTune, Offline, LwF, LwFMC, ILT, CIL, MiB, EWC, PI, RW, SDR, SDRMiB, *STUDIES)
+for _method in _ALL:
+    register_method(_method)
+
+
+def find_method(name: str) -> type[Method]:
+    if name not in METHODS:
+        raise UsageError(f"unknown method {name!r}{nearest(name, list(METHODS))}")
+    return METHODS[name]
+
+
+def list_methods(pattern: str = "*") -> list[type[Method]]:
+    """The methods whose names match, such as "sdr*"."""
+    return [method for name, method in METHODS.items() if fnmatch(name, pattern)]
+
+
+def method_layers(name: str, preset: str, task: str | None) -> list[tuple[str, dict[str, dict[str, Any]]]]:
+    """The configuration layers of a preset and a method, for `load_config`."""
+    if preset not in PRESETS:
+        raise UsageError(f"unknown preset {preset!r}{nearest(preset, list(PRESETS))}")
+    method = find_method(name)
+    values = method.values(preset, task)
+    return [(f"preset {preset}", _nested(PRESETS[preset])), (f"method {name}", _nested(values))]
+
+
+def _nested(values: dict[str, From]) -> dict[str, dict[str, Any]]:
+    nested: dict[str, dict[str, Any]] = {}
+    for key, setting in values.items():
+        section, name = key.split(".")
+        nested.setdefault(section, {})[name] = setting.value
+    return nested

@@ -1,0 +1,195 @@
+"""What a method is: named terms with weights, and what it remembers between steps.
+
+Most methods are nothing but values for the switches of `config.switches`; the terms themselves are here and in
+latent.py. A method with ideas of its own overrides the hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sdrseg.config import Config
+from sdrseg.distributed import Everyone
+from sdrseg.losses import official
+from sdrseg.losses.cross_entropy import binary_cross_entropy_sums, unbiased_cross_entropy_sums
+from sdrseg.losses.distillation import (
+    binary_distillation_sums,
+    cil_sums,
+    distillation_sums,
+    encoder_distillation_sums,
+    unbiased_distillation_sums,
+)
+from sdrseg.losses.pixels import VOID, mean, to_grid
+from sdrseg.methods.latent import LatentSpace
+
+if TYPE_CHECKING:
+    from sdrseg.data.batches import Batch
+    from sdrseg.network import Network, Output
+
+
+class From(NamedTuple):
+    """The value of a switch and where it comes from: the paper, the release, an author's word, or a measurement."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What a method has to know of a step. n_old counts background; in step 0 it is 0 and n_new counts background."""
+
+    number: int
+    n_old: int
+    n_new: int
+    protocol: str
+
+    @property
+    def classes(self) -> int:
+        return self.n_old + self.n_new
+
+
+class Method:
+    """Fine-tuning, and every term that the configuration switches on. The base of all methods."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    switches: ClassVar[Mapping[str, From]] = {}
+    """Values for the configuration, by "section.key"."""
+    by_preset: ClassVar[Mapping[str, Mapping[str, From]]] = {}
+    by_task: ClassVar[Mapping[str, Mapping[str, From]]] = {}
+    """What differs for a preset, and for a task such as "15-1"."""
+    own_step0: ClassVar[bool] = False
+    """Whether step 0 has to be trained with this method; all others share one step-0 model."""
+
+    def __init__(self, config: Config, everyone: Everyone | None = None):
+        self.config = config
+        self.everyone = everyone or Everyone()
+        self.latent = LatentSpace(config, self.everyone)
+        self.expect(None, 1)
+
+    @classmethod
+    def values(cls, preset: str = "default", task: str | None = None) -> dict[str, From]:
+        """All values this method sets, for a preset and a task."""
+        return {**cls.switches, **cls.by_task.get(task or "", {}), **cls.by_preset.get(preset, {})}
+
+    # --- hooks, in the order in which they are called ---------------------------------------------------------------
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether any term looks at the model of the step before."""
+        config = self.config
+        return config.kd.weight > 0 or config.enc.weight > 0 or config.pm.weight > 0 or config.cl.labels == "pseudo"
+
+    def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
+        """Get ready for a step: grow the classifier (and prototypes) by the new classes."""
+        self.step = step
+        if step.number > 0 and step.n_new > 0:
+            student.grow(step.n_new, init=self.config.ce.init)
+        device = next(student.parameters()).device
+        self.latent.begin_step(step, student.feature_channels, device)
+
+    def expect(self, whole: Batch | None, parts: int) -> None:
+        """With gradient accumulation: the batch that comes in parts. CE and KD are means over its pixels; the terms on
+        the features are computed on each part and averaged, which is not the same as on one large batch."""
+        self._parts = parts
+        self._counts = {} if whole is None else self.counts(whole)
+
+    def counts(self, batch: Batch) -> dict[str, Tensor]:
+        """How many pixels of a batch the means of CE and KD go over."""
+        everything = torch.ones_like(batch.padding)
+        all_count = self.config.ce.reduction == "all" or self.config.ce.kind == "binary"
+        kept = everything if self.config.kd.padding == "include" else ~batch.padding
+        if self.config.kd.kind == "cil":
+            kept = kept & ((batch.labels == 0) | (batch.labels == VOID))
+        chosen = {"ce": everything if all_count else batch.labels != VOID, "kd": kept}
+        return {name: self.everyone.sum(pixels.sum().float()) for name, pixels in chosen.items()}
+
+    def terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """The loss terms of a batch by name, unweighted. Called outside autocast; everything is on one device."""
+        terms = {"ce": self._cross_entropy(student.logits, batch.labels)}
+        if teacher is not None:
+            if self.config.kd.weight > 0:
+                terms["kd"] = self._distillation(batch, student.logits, teacher.logits)
+            if self.config.enc.weight > 0:
+                size = (student.features.shape[-2], student.features.shape[-1])
+                keep = ~to_grid(batch.padding, size)
+                sums = encoder_distillation_sums(student.features, teacher.features, keep)
+                terms["enc"] = self._mean("enc", sums)
+        terms |= self.latent.terms(batch, student.features, None if teacher is None else teacher.logits)
+        return {name: term if name in self._counts else term / self._parts for name, term in terms.items()}
+
+    def objective(self) -> str:
+        """What the later steps minimise, as a formula."""
+        config = self.config
+        ce = {"standard": "CE", "unbiased": "UNCE", "unbiased_if_masked": "UNCE", "binary": "BCE"}[config.ce.kind]
+        kd = {"standard": "KD", "unbiased": "UNKD", "binary": "Σ_c BCE(σ(z_c), σ(t_c))", "cil": "L_CIL"}
+        symbols = {"kd": kd.get(config.kd.kind, config.kd.kind), "enc": "ENC"}
+        symbols |= {"pm": "L_pm", "attract": "L_a", "repel": "L_r", "sp": f"L_sp[{config.sp.variant}]"}
+        weights = Method.weights(self)
+        terms = [f"{'' if weights[n] == 1 else f'{weights[n]:g}·'}{s}" for n, s in symbols.items() if weights[n] > 0]
+        return " + ".join([ce, *terms]) + (", MiB init" if config.ce.init == "mib" else "")
+
+    def weights(self) -> dict[str, float]:
+        """The weight of each term; one that is not named here weighs 1."""
+        config = self.config
+        return {"kd": config.kd.weight, "enc": config.enc.weight} | self.latent.weights()
+
+    def after_backward(self, student: Network) -> None:
+        """Gradients are ready and averaged over processes; they may be looked at and added to."""
+
+    def after_update(self, student: Network) -> None:
+        """The optimiser has made its step."""
+
+    def survey(self, batch: Batch, student: Output, teacher: Output | None) -> None:
+        """A look at the step's data without gradient, before fitting; only called if `wants_survey`."""
+
+    wants_survey: ClassVar[bool] = False
+
+    def end_step(self, student: Network) -> None:
+        """The step is over."""
+
+    def metrics(self, batch: Batch, student: Output) -> dict[str, Tensor]:
+        """What the paper argues with, for the log: sparsity, distances to prototypes and between them."""
+        return self.latent.metrics(batch, student.features)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that has to outlive the process, as tensors by name."""
+        return self.latent.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.latent.load_state_dict(state)
+
+    # --- terms ------------------------------------------------------------------------------------------------------
+
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        ce, step = self.config.ce, self.step
+        if ce.kind == "binary":
+            return self._mean("ce", binary_cross_entropy_sums(logits, labels))
+        masked = step.protocol != "sequential"
+        unbiased = ce.kind == "unbiased" or (ce.kind == "unbiased_if_masked" and masked)
+        n_old = step.n_old if unbiased and step.n_new > 0 else 1
+        sums = unbiased_cross_entropy_sums(logits, labels, max(1, n_old), count_void=ce.reduction == "all")
+        return self._mean("ce", sums)
+
+    def _distillation(self, batch: Batch, z: Tensor, t: Tensor) -> Tensor:
+        kd = self.config.kd
+        if kd.kind == "cil_official":
+            return official.cil(z, t, batch.labels)
+        keep = torch.ones_like(batch.padding) if kd.padding == "include" else ~batch.padding
+        if kd.kind == "cil":
+            return self._mean("kd", cil_sums(z, t, batch.labels, keep, entropy_weight=kd.entropy_weight))
+        if kd.kind == "binary":
+            return self._mean("kd", binary_distillation_sums(z, t, keep))
+        sums = (unbiased_distillation_sums if kd.kind == "unbiased" else distillation_sums)(z, t, keep)
+        value = self._mean("kd", sums)
+        return value / t.shape[1] if kd.normaliser == "n_old" else value
+
+    def _mean(self, name: str, sums: Tensor) -> Tensor:
+        """The mean over all processes and, where the batch comes in parts, this part's share of the whole mean."""
+        sums = self.everyone.sum(sums)
+        return sums[0] / self._counts[name].clamp_min(1) if name in self._counts else mean(sums)

@@ -1,0 +1,22 @@
+"""CIL, Class-Incremental Learning for semantic segmentation (Klingner et al. 2020).
+
+The released SDR code computes something else under this name (the student's softmax for its logarithm, the sign
+missing, and the switch never on), and the published CIL rows follow FT: do not read them as a baseline. The preset
+`official` has that formula.
+"""
+
+from __future__ import annotations
+
+from sdrseg.methods.base import From, Method
+
+
+class CIL(Method):
+    name = "cil"
+    summary = "CIL: distil pixels without a new class, the more so the less sure the teacher is"
+    switches = {
+        "kd.kind": From("cil", "the method's own paper; its λ_GS and temperature are 1"),
+        "kd.weight": From(1.0, "the method's own paper"),
+    }
+    by_preset = {
+        "official": {"kd.kind": From("cil_official", "release: as computed there, sign and logarithm missing")}
+    }

@@ -1,0 +1,15 @@
+"""ILT, Incremental Learning Techniques for semantic segmentation (Michieli and Zanuttigh 2019)."""
+
+from __future__ import annotations
+
+from sdrseg.methods.base import From, Method
+
+
+class ILT(Method):
+    name = "ilt"
+    summary = "ILT: distil the output and the encoder's features"
+    switches = {
+        "kd.kind": From("standard", "release"),
+        "kd.weight": From(100.0, "release: method preset"),
+        "enc.weight": From(100.0, "release: method preset; the encoder is not frozen"),
+    }

@@ -1,0 +1,217 @@
+"""EWC, PI and RW: parameters that mattered for the old classes are held back.
+
+Statistics are gathered from the gradients of the losses; the penalty's own gradient is added afterwards, so it never
+enters them. All processes see the same averaged gradients and so keep the same statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from sdrseg.losses.importance import (
+    Named,
+    fisher_update,
+    normalised,
+    path_importance,
+    path_update,
+    penalty,
+    penalty_gradient,
+    score_importance,
+    score_update,
+)
+from sdrseg.methods.base import From, Method, StepInfo
+
+if TYPE_CHECKING:
+    from sdrseg.data.batches import Batch
+    from sdrseg.network import Network, Output
+
+SCORE_EVERY = 10  # iterations between two updates of RW's score
+PREFIX = "importance"
+ONE_RATE = From(1.0, "stability: SGD with Nesterov momentum 0.9 needs 2·λ·lr below 1.36 where Ĩ = 1")
+
+
+class ImportanceMethod(Method):
+    """Cross-entropy and a penalty on changing important parameters. Subclasses say what is important."""
+
+    own_step0 = True  # there is nothing to hold back without statistics of step 0
+    penalty_formula: ClassVar[str]
+
+    anchors: Named  # θ_old; empty in step 0
+    held: Named  # Ĩ of the anchors, 0..1
+    memory: dict[str, Named]  # statistics by name, then by parameter
+
+    def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
+        before = self._parameters(student)
+        self.anchors = {n: p.clone() for n, p in before.items()} if step.number > 0 else {}
+        super().begin_step(step, student, teacher)
+        if step.number == 0:
+            self.memory = {}
+        self.held = {n: self.importance(n) for n in self.anchors}
+        self.iteration = 0
+        self.last_penalty = torch.zeros((), device=next(student.parameters()).device)
+        self.begin_statistics(self._parameters(student))
+
+    def terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        terms = super().terms(batch, student, teacher)
+        if self.anchors:
+            terms["penalty"] = self.last_penalty  # a number for the log: its gradient is added in after_backward
+        return terms
+
+    def objective(self) -> str:
+        return f"{super().objective()} + {self.config.importance.weight:g}·{self.penalty_formula}"
+
+    def weights(self) -> dict[str, float]:
+        return super().weights() | {"penalty": self.config.importance.weight}
+
+    @torch.no_grad()
+    def after_backward(self, student: Network) -> None:
+        self.iteration += 1
+        weight = self.config.importance.weight
+        for name, parameter in student.named_parameters():
+            if parameter.grad is None:
+                continue
+            self.gather(name, parameter.grad, parameter)
+            if name in self.anchors:
+                parameter.grad += weight * penalty_gradient(parameter, self.anchors[name], self.held[name])
+
+    @torch.no_grad()
+    def after_update(self, student: Network) -> None:
+        if self.anchors:
+            self.last_penalty = penalty(self._parameters(student), self.anchors, self.held)
+
+    @torch.no_grad()
+    def end_step(self, student: Network) -> None:
+        super().end_step(student)
+        self.end_statistics(self._parameters(student))
+
+    def importance(self, name: str) -> Tensor:
+        """How much a parameter of the old model matters, 0..1, in its shape."""
+        raise NotImplementedError
+
+    def begin_statistics(self, parameters: Named) -> None:
+        """Make room for the parameters of this step, new rows included."""
+        raise NotImplementedError
+
+    def gather(self, name: str, gradient: Tensor, now: Tensor) -> None:
+        """Look at one parameter's gradient, once an iteration."""
+        raise NotImplementedError
+
+    def end_statistics(self, parameters: Named) -> None:
+        """The step is over."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = super().state_dict()
+        kept = {"anchors": self.anchors, "held": self.held, **self.memory}
+        state |= {f"{PREFIX}.{what}.{n}": tensor for what, named in kept.items() for n, tensor in named.items()}
+        return state | {f"{PREFIX}.iteration": torch.tensor(self.iteration), f"{PREFIX}.penalty": self.last_penalty}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        kept: dict[str, Named] = {"anchors": {}, "held": {}}
+        for key, tensor in state.items():
+            if key.startswith(f"{PREFIX}.") and key.count(".") > 1:
+                _, what, name = key.split(".", 2)
+                kept.setdefault(what, {})[name] = tensor.clone()
+        self.anchors, self.held = kept.pop("anchors"), kept.pop("held")
+        self.memory = kept
+        self.iteration = int(state[f"{PREFIX}.iteration"])
+        self.last_penalty = state[f"{PREFIX}.penalty"]
+
+    @staticmethod
+    def _parameters(student: Network) -> Named:
+        return {n: p.detach() for n, p in student.named_parameters()}
+
+
+def grown(old: Tensor | None, like: Tensor, fill: float) -> Tensor:
+    """Statistics in the shape of a parameter: those there were, and `fill` for new rows."""
+    new = torch.full_like(like, fill)
+    if old is not None:
+        new[: len(old)] = old
+    return new
+
+
+class EWC(ImportanceMethod):
+    name = "ewc"
+    summary = "Elastic Weight Consolidation: importance is the running mean of squared gradients"
+    penalty_formula = "Σ_θ F̃_θ (θ − θ_old)²"
+    switches = {
+        "importance.weight": From(1000.0, "release: method preset (MiB: 500)"),
+        "optim.head_lr_factor_later": ONE_RATE,
+    }
+
+    def begin_statistics(self, parameters: Named) -> None:
+        fisher = self.memory.get("fisher", {})
+        self.memory["fisher"] = {n: grown(fisher.get(n), p, 1.0) for n, p in parameters.items()}
+
+    def importance(self, name: str) -> Tensor:
+        return normalised(self.memory["fisher"][name])
+
+    def gather(self, name: str, gradient: Tensor, now: Tensor) -> None:
+        fisher = self.memory["fisher"]
+        fisher[name] = fisher_update(fisher[name], gradient)
+
+
+class PI(ImportanceMethod):
+    name = "pi"
+    summary = "Path Integral (synaptic intelligence): importance is the loss saved along the parameter's way"
+    penalty_formula = "Σ_θ Ω̃_θ (θ − θ_old)²"
+    switches = {
+        "importance.weight": From(1000.0, "release: method preset (MiB: 500)"),
+        "optim.head_lr_factor_later": ONE_RATE,
+    }
+
+    def begin_statistics(self, parameters: Named) -> None:
+        omega = self.memory.get("omega", {})
+        self.memory["omega"] = {n: grown(omega.get(n), p, 0.0) for n, p in parameters.items()}
+        self.memory["path"] = {n: torch.zeros_like(p) for n, p in parameters.items()}
+        self.memory["start"] = {n: p.clone() for n, p in parameters.items()}
+        self.memory["last"] = {n: p.clone() for n, p in parameters.items()}
+
+    def importance(self, name: str) -> Tensor:
+        return normalised(self.memory["omega"][name])
+
+    def gather(self, name: str, gradient: Tensor, now: Tensor) -> None:
+        path, last = self.memory["path"], self.memory["last"]
+        path[name] = path_update(path[name], gradient, last[name], now)
+        last[name] = now.detach().clone()
+
+    def end_statistics(self, parameters: Named) -> None:
+        memory = self.memory
+        for n, p in parameters.items():
+            memory["omega"][n] = path_importance(memory["path"][n], memory["start"][n], p, memory["omega"][n])
+
+
+class RW(EWC):
+    name = "rw"
+    summary = "Riemannian Walk: squared gradients, and the loss saved along the way relative to them"
+    penalty_formula = "Σ_θ (F̃_θ + s̃_θ)(θ − θ_old)²"
+    switches = {
+        "importance.weight": From(1000.0, "release: method preset (MiB: 100)"),
+        "optim.head_lr_factor_later": ONE_RATE,
+    }
+
+    def begin_statistics(self, parameters: Named) -> None:
+        super().begin_statistics(parameters)
+        self.memory["score"] = {n: torch.zeros_like(p) for n, p in parameters.items()}
+        self.memory["last"] = {n: p.clone() for n, p in parameters.items()}
+
+    def importance(self, name: str) -> Tensor:
+        return super().importance(name) + normalised(self.memory["saved"][name])
+
+    def gather(self, name: str, gradient: Tensor, now: Tensor) -> None:
+        super().gather(name, gradient, now)
+        if self.iteration % SCORE_EVERY == 0:
+            score, last = self.memory["score"], self.memory["last"]
+            score[name] = score_update(score[name], gradient, self.memory["fisher"][name], last[name], now)
+            last[name] = now.detach().clone()
+
+    def end_statistics(self, parameters: Named) -> None:
+        before = self.memory.get("saved", {})
+        self.memory["saved"] = {}
+        for n in parameters:
+            previous = grown(before[n], parameters[n], 0.0) if n in before else None
+            self.memory["saved"][n] = score_importance(self.memory["score"][n], previous)

@@ -1,0 +1,203 @@
+"""SDR's four terms on the encoder's features, and the running prototypes they need.
+
+Prototypes are accumulated whatever the method, as image and as pixel means, so that any method can go on from any base.
+Order within an iteration: prototypes take in the batch, then the terms look at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, get_args
+
+import torch
+from torch import Tensor
+
+from sdrseg.config import Config
+from sdrseg.distributed import Everyone
+from sdrseg.losses import official
+from sdrseg.losses.contrast import (
+    attraction,
+    attraction_image_sums,
+    attraction_norm,
+    attraction_norm_sums,
+    repulsion,
+    smallest_gap,
+)
+from sdrseg.losses.pixels import mean, to_grid
+from sdrseg.losses.prototypes import (
+    Average,
+    ClassSums,
+    Prototypes,
+    class_sums,
+    in_batch,
+    matching,
+    pseudo_labels,
+    update,
+    void_padding,
+)
+from sdrseg.losses.sparsity import BY_CLASS, active_sums, class_maxima, hoyer_sums, sparsity_sums
+
+if TYPE_CHECKING:
+    from sdrseg.data.batches import Batch
+    from sdrseg.methods.base import StepInfo
+
+AVERAGES: tuple[Average, ...] = get_args(Average)
+
+
+class LatentSpace:
+    """Running prototypes, and the terms on the features that the configuration switches on."""
+
+    def __init__(self, config: Config, everyone: Everyone):
+        self.config, self.everyone = config, everyone
+        self.prototypes: dict[Average, Prototypes] = {}
+
+    def begin_step(self, step: StepInfo, channels: int, device: torch.device) -> None:
+        """Make room for the new classes."""
+        self.step = step
+        for average in AVERAGES:
+            old = self.prototypes.get(average)
+            dtype = torch.float32 if old is None else old.mean.dtype
+            mean = torch.zeros(step.classes, channels, dtype=dtype, device=device)
+            seen = torch.zeros(step.classes, dtype=torch.long, device=device)
+            if old is not None:
+                mean[: len(old.mean)], seen[: len(old.seen)] = old.mean, old.seen
+            self.prototypes[average] = Prototypes(mean, seen)
+        protocol, rule = step.protocol, self.config.proto.background
+        by_protocol = protocol == "sequential" or (protocol == "disjoint" and step.number == 0)
+        self._learned = torch.ones(step.classes, dtype=torch.bool, device=device)
+        self._learned[0] = by_protocol if rule == "by_protocol" else rule == "always"
+        self._contrasted = torch.ones_like(self._learned)
+        self._contrasted[0] = self.config.cl.background == "include_if_known"
+
+    def weights(self) -> dict[str, float]:
+        config = self.config
+        return {"pm": config.pm.weight, "attract": config.cl.attract, "repel": config.cl.repel, "sp": config.sp.weight}
+
+    def terms(self, batch: Batch, features: Tensor, teacher_logits: Tensor | None) -> dict[str, Tensor]:
+        """Take the batch into the prototypes, then compute the terms that have a weight."""
+        labels = self._grid(batch, features)
+        weight = {name: w for name, w in self.weights().items() if w > 0}
+        if self.step.number == 0 and not self.config.latent.step0:
+            weight = {}
+        if teacher_logits is None:
+            weight.pop("pm", None)
+        if self.config.latent.official:
+            return self._official(features, labels, teacher_logits, weight)
+        used = features if weight.keys() - {"sp"} else features.detach()
+        sums = self.everyone.sum_all(class_sums(used, labels, self.step.classes))
+        self._accumulate(sums)
+        terms = {}
+        pseudo = self._pseudo(labels, teacher_logits)
+        if "pm" in weight:
+            terms["pm"] = self._matching(features, pseudo)
+        if weight.keys() & {"attract", "repel"}:
+            terms |= self._contrast(features, labels, sums, pseudo)
+        if "sp" in weight:
+            terms["sp"] = self._sparsity(features, labels)
+        return {name: term for name, term in terms.items() if name in weight}
+
+    def _grid(self, batch: Batch, features: Tensor) -> Tensor:
+        """Labels on the feature grid; padding takes no part."""
+        size = (features.shape[-2], features.shape[-1])
+        return void_padding(to_grid(batch.labels, size), to_grid(batch.padding, size))
+
+    def _accumulate(self, sums: ClassSums) -> None:
+        decay = self.config.proto.decay or None
+        for average, old in self.prototypes.items():
+            self.prototypes[average] = update(old, sums, average, self._learned, decay)
+
+    def _pseudo(self, labels: Tensor, teacher_logits: Tensor | None) -> Tensor:
+        """Labels with the background told apart by the teacher; in sequential training nothing is hidden in it."""
+        if teacher_logits is None or self.step.protocol == "sequential":
+            return labels
+        return pseudo_labels(labels, teacher_logits)
+
+    def _matching(self, features: Tensor, pseudo: Tensor) -> Tensor:
+        config = self.config
+        sums = self.everyone.sum_all(class_sums(features, pseudo, self.step.classes))
+        current, present = in_batch(sums, config.proto.average)
+        return matching(
+            self.prototypes[config.proto.average],
+            current,
+            present,
+            n_old=self.step.n_old,
+            distance=config.pm.distance,
+            normaliser=config.pm.normaliser,
+            background=config.pm.background,
+        )
+
+    def _contrast(self, features: Tensor, labels: Tensor, sums: ClassSums, pseudo: Tensor) -> dict[str, Tensor]:
+        cl, average = self.config.cl, self.config.proto.average
+        prototypes = self.prototypes[average]
+        if cl.labels == "pseudo":
+            labels = pseudo
+            sums = self.everyone.sum_all(class_sums(features, pseudo, self.step.classes))
+        take = self._contrasted & prototypes.known
+        if cl.form != "mse":
+            norms = self.everyone.sum(attraction_norm_sums(features, labels, prototypes, take))
+            attract = attraction_norm(norms, "sum" if cl.form == "norm_sum" else "mean")
+        elif cl.scope == "image":
+            attract = mean(self.everyone.sum(attraction_image_sums(features, labels, prototypes, take)))
+        else:
+            attract = attraction(sums, prototypes, take)
+        return {"attract": attract, "repel": repulsion(*in_batch(sums, average), take, cl.normaliser)}
+
+    def _sparsity(self, features: Tensor, labels: Tensor) -> Tensor:
+        sp = self.config.sp
+        features = features.clamp_min(0)  # bodies that do not end in a ReLU
+        maxima = None
+        if sp.variant in BY_CLASS or sp.variant == "norm_max_overall":
+            maxima = class_maxima(features, labels, self.step.classes)
+            if sp.variant == "norm_max_overall":
+                maxima = self.everyone.max(maxima.amax().reshape(1, 1))
+            elif sp.scope == "batch":
+                maxima = self.everyone.max(maxima.amax(0, keepdim=True))
+            maxima = maxima.detach() if sp.detach_max else maxima
+        return mean(self.everyone.sum(sparsity_sums(features, labels, sp.variant, maxima)))
+
+    def _official(
+        self, features: Tensor, labels: Tensor, teacher_logits: Tensor | None, weight: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        """The released code's terms (one process only, as there)."""
+        mean, seen = (tensor.clone() for tensor in self.prototypes["pixel"])
+        official.update_prototypes(mean, seen, features.detach(), labels, not bool(self._learned[0]))
+        self.prototypes["pixel"] = Prototypes(mean, seen)
+        terms = {}
+        if "pm" in weight and teacher_logits is not None:
+            pseudo = self._pseudo(labels, teacher_logits)
+            hidden = labels == 0 if self.step.protocol != "sequential" else labels < self.step.n_old
+            terms["pm"] = official.matching(features, torch.where(hidden, pseudo, 0), mean)
+        if "attract" in weight:
+            terms["attract"] = official.attraction(features, labels, mean)
+        if "repel" in weight:
+            terms["repel"] = official.repulsion(features, labels)
+        if "sp" in weight:
+            terms["sp"] = official.sparsity(features, labels)
+        return terms
+
+    @torch.no_grad()
+    def metrics(self, batch: Batch, features: Tensor) -> dict[str, Tensor]:
+        """Hoyer sparsity and active channels of F, distance of features to their prototypes, and between prototypes."""
+        labels = self._grid(batch, features)
+        prototypes = self.prototypes[self.config.proto.average]
+        apart = attraction_norm_sums(features, labels, prototypes, torch.ones_like(self._learned))
+        return {
+            "hoyer": mean(self.everyone.sum(hoyer_sums(features, labels))),
+            "active_channels": mean(self.everyone.sum(active_sums(features, labels))),
+            "to_prototype": attraction_norm(self.everyone.sum(apart), "mean"),
+            "prototype_gap": smallest_gap(prototypes),
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {
+            f"prototypes.{average}.{part}": getattr(prototypes, part)
+            for average, prototypes in self.prototypes.items()
+            for part in ("mean", "seen")
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.prototypes = {
+            average: Prototypes(state[f"prototypes.{average}.mean"], state[f"prototypes.{average}.seen"])
+            for average in AVERAGES
+            if f"prototypes.{average}.mean" in state
+        }

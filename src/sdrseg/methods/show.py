@@ -1,0 +1,54 @@
+"""`sdrseg methods`: the methods, and where each of their numbers comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sdrseg.config import load_config
+from sdrseg.methods import METHODS, PRESETS, Method, find_method, method_layers
+from sdrseg.methods.studies import STUDIES
+from sdrseg.terminal import console, print_json, print_table
+
+
+def show_methods(json: bool) -> None:
+    """One line a method."""
+    if json:
+        print_json([_brief(method) for method in METHODS.values()])
+        return
+    heads = ["name", "what it does", "what the later steps minimise", "step 0"]
+    for title, chosen in (
+        ("Methods", [m for m in METHODS.values() if m not in STUDIES]),
+        ("The paper's studies", STUDIES),
+    ):
+        rows = [[m.name, m.summary, _build(m).objective(), "own" if m.own_step0 else "shared"] for m in chosen]
+        print_table(title, heads, rows)
+
+
+def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
+    """The terms, weights and switches of a method with the source of each number."""
+    method = find_method(name)
+    built = _build(method, preset, task)
+    weights = {"ce": 1.0} | {n: w for n, w in built.weights().items() if w > 0}
+    values = [("preset " + preset, k, v) for k, v in PRESETS[preset].items()]
+    values += [("method " + name, k, v) for k, v in method.values(preset, task).items()]
+    if json:
+        switches = {key: {"value": v.value, "source": v.source, "set_by": by} for by, key, v in values}
+        print_json(_brief(method, preset, task) | {"preset": preset, "weights": weights, "switches": switches})
+        return
+    out = console()
+    out.print(f"{method.name}: {method.summary}", markup=False)
+    out.print(f"later steps minimise: {built.objective()}", markup=False)
+    own = "trained with this method" if method.own_step0 else "plain training, shared with other methods"
+    out.print(f"step 0: {own}\n", markup=False)
+    print_table("Terms", ["term", "weight"], [[term, f"{weight:g}"] for term, weight in weights.items()])
+    rows = [[key, f"{v.value:g}" if isinstance(v.value, float) else v.value, v.source, by] for by, key, v in values]
+    print_table("Switches set", ["switch", "value", "where it comes from", "set by"], rows)
+
+
+def _build(method: type[Method], preset: str = "default", task: str | None = None) -> Method:
+    return method(load_config("voc", between=method_layers(method.name, preset, task)))
+
+
+def _brief(method: type[Method], preset: str = "default", task: str | None = None) -> dict[str, Any]:
+    facts = {name: getattr(method, name) for name in ("name", "summary", "own_step0")}
+    return facts | {"objective": _build(method, preset, task).objective()}

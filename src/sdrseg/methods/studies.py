@@ -1,0 +1,80 @@
+"""The rows of the paper's ablation and sparsity studies, each a named variant of a method."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from sdrseg.losses.variants import SparsityVariant
+from sdrseg.methods.base import From, Method
+from sdrseg.methods.finetune import FineTune, Offline
+from sdrseg.methods.sdr import SDR
+
+ROW = "paper: ablation table, VOC 15-1 disjoint"
+OFF: dict[str, Any] = {"kd.weight": 0.0, "pm.weight": 0.0, "cl.attract": 0.0, "cl.repel": 0.0, "sp.weight": 0.0}
+
+
+def variant(of: type[Method], name: str, summary: str, source: str, **values: Any) -> type[Method]:
+    """A method that differs from another in some switches only ("kd__weight" stands for kd.weight)."""
+    changed = {key.replace("__", "."): From(value, source) for key, value in values.items()}
+    body = {"name": name, "summary": summary, "switches": {**of.switches, **changed}, "__doc__": summary}
+    return type(f"Variant_{name}", (of,), body)
+
+
+def _ablation() -> list[type[Method]]:
+    without = {key.replace(".", "__"): value for key, value in OFF.items()}
+    terms = {
+        "pm": {"pm__weight": SDR.switches["pm.weight"].value},
+        "sp": {"sp__weight": SDR.switches["sp.weight"].value},
+        "cl": {"cl__attract": SDR.switches["cl.attract"].value, "cl__repel": SDR.switches["cl.repel"].value},
+    }
+    rows: list[tuple[str, str, dict[str, Any]]] = [
+        ("3", "UNCE, matching", terms["pm"]),
+        ("4", "UNCE, matching, sparsity", terms["pm"] | terms["sp"]),
+        ("5", "UNCE, matching, sparsity, contrast", terms["pm"] | terms["sp"] | terms["cl"]),
+        ("cl", "UNCE, contrast alone", terms["cl"]),
+    ]
+    made = [
+        variant(FineTune, "ablation-1", "Ablation row 1: CE (the same as ft)", ROW),
+        variant(FineTune, "ablation-2", "Ablation row 2: CE, standard KD", ROW, kd__kind="standard", kd__weight=100.0),
+        variant(FineTune, "ablation-1u", "Ablation row 1 with UNCE", ROW, ce__kind="unbiased_if_masked"),
+        variant(
+            FineTune,
+            "ablation-2u",
+            "Ablation row 2 with UNCE",
+            ROW,
+            ce__kind="unbiased_if_masked",
+            kd__kind="standard",
+            kd__weight=100.0,
+        ),
+    ]
+    for number, what, values in rows:
+        label = f"Ablation row {number}" if number.isdigit() else "Ablation, text"
+        made.append(variant(SDR, f"ablation-{number}", f"{label}: {what}", ROW, **without | values))
+    made.append(variant(SDR, "ablation-6", "Ablation row 6: SDR with standard KD", ROW, kd__kind="standard"))
+    made.append(variant(SDR, "ablation-7", "Ablation row 7: SDR", ROW))
+    return made
+
+
+def _sparsity() -> list[type[Method]]:
+    source = "paper: supplementary, sparsity study (SDR with L_sp exchanged)"
+    return [
+        variant(SDR, f"sparsity-{kind}", f"SDR with the sparsity measure {kind}", source, sp__variant=kind)
+        for kind in get_args(SparsityVariant)
+    ]
+
+
+def _standard() -> list[type[Method]]:
+    """Standard segmentation: the latent terms in one step with all classes."""
+    source = "paper: table of standard semantic segmentation"
+    sp = {"sp__weight": SDR.switches["sp.weight"].value}
+    cl = {"cl__attract": SDR.switches["cl.attract"].value, "cl__repel": SDR.switches["cl.repel"].value}
+    made = []
+    for name, values in (("sp", sp), ("cl", cl), ("sp-cl", sp | cl)):
+        summary = f"Offline with {name.replace('-', ' and ')} switched on in step 0"
+        extra = variant(Offline, f"offline-{name}", summary, source, latent__step0=True, **values)
+        extra.own_step0 = True
+        made.append(extra)
+    return made
+
+
+STUDIES = (*_ablation(), *_sparsity(), *_standard())

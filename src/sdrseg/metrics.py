@@ -1,0 +1,154 @@
+"""From confusion matrices to what is reported. NumPy only.
+
+A confusion matrix (K, K) counts pixels: row = truth, column = prediction, by channel. A class without ground truth has
+no IoU (NaN) and is left out of every mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+
+def iou(confusion: Matrix) -> Values:
+    """Intersection over union of each class, TP / (TP + FP + FN); NaN without ground truth."""
+    hit, truth, predicted = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+    union = truth + predicted - hit
+    return np.where(truth > 0, hit / np.maximum(union, 1), np.nan)
+
+
+def pixel_accuracy(confusion: Matrix) -> Values:
+    """The share of each class's pixels that are found; NaN without ground truth."""
+    truth = confusion.sum(1)
+    return np.where(truth > 0, np.diag(confusion) / np.maximum(truth, 1), np.nan)
+
+
+def mean_of(values: Values, channels: Sequence[int]) -> float | None:
+    """The mean over some channels, those without a value left out; None if none has one."""
+    chosen = values[list(channels)]
+    chosen = chosen[~np.isnan(chosen)]
+    return float(chosen.mean()) if chosen.size else None
+
+
+@dataclass(frozen=True)
+class StepScore:
+    """The scores after a step. `base` and `new`: how many channels came in step 0 and later (background is in base)."""
+
+    step: int
+    names: tuple[str, ...]
+    base: int
+    confusion: Matrix
+
+    @property
+    def iou(self) -> Values:
+        return iou(self.confusion)
+
+    def groups(self) -> dict[str, range]:
+        """Channels of the reported means, with and without background."""
+        k = len(self.names)
+        return {
+            "old": range(self.base),
+            "new": range(self.base, k),
+            "all": range(k),
+            "old_without_background": range(1, self.base),
+            "all_without_background": range(1, k),
+        }
+
+    def miou(self) -> dict[str, float | None]:
+        """Mean IoU by group, and the harmonic mean of old and new."""
+        means = {name: mean_of(self.iou, channels) for name, channels in self.groups().items()}
+        return means | {"harmonic": harmonic(means["old"], means["new"])}
+
+    def to_dict(self) -> dict[str, Any]:
+        accuracy = pixel_accuracy(self.confusion)
+        return {
+            "step": self.step,
+            "base": self.base,
+            "miou": self.miou(),
+            "accuracy": {name: mean_of(accuracy, channels) for name, channels in self.groups().items()},
+            "classes": [
+                {"channel": c, "name": name, "iou": _number(self.iou[c]), "accuracy": _number(accuracy[c])}
+                | {"pixels": int(self.confusion[c].sum())}
+                for c, name in enumerate(self.names)
+            ],
+            "left_out": [name for name, value in zip(self.names, self.iou, strict=True) if np.isnan(value)],
+            "confusion": self.confusion.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> StepScore:
+        names = tuple(c["name"] for c in saved["classes"])
+        return cls(saved["step"], names, saved["base"], np.array(saved["confusion"], np.int64))
+
+
+def harmonic(old: float | None, new: float | None) -> float | None:
+    if old is None or new is None:
+        return None
+    return 2 * old * new / (old + new) if old + new > 0 else 0.0
+
+
+def class_by_step(scores: Sequence[StepScore]) -> Values:
+    """IoU of every class (rows, channels of the last step) after every step (columns); NaN before it was learned."""
+    table = np.full((len(scores[-1].names), len(scores)), np.nan)
+    for column, score in enumerate(scores):
+        table[: len(score.names), column] = score.iou
+    return table
+
+
+def forgetting(table: Values) -> Values:
+    """For each class and step: its best IoU after an earlier step minus its IoU now; NaN where there is none."""
+    result = np.full_like(table, np.nan)
+    for k in range(1, table.shape[1]):
+        earlier = table[:, :k]
+        known = ~np.isnan(earlier).all(axis=1)
+        result[known, k] = np.nanmax(earlier[known], axis=1) - table[known, k]
+    return result
+
+
+def intransigence(table: Values, offline: Mapping[str, float | None], names: Sequence[str]) -> Values:
+    """For each class: its IoU when all classes are learned at once minus its IoU after the step that introduced it."""
+    result = np.full(len(names), np.nan)
+    for channel, name in enumerate(names):
+        seen = table[channel][~np.isnan(table[channel])]
+        bound = offline.get(name)
+        if seen.size and bound is not None:
+            result[channel] = bound - seen[0]
+    return result
+
+
+def summary(scores: Sequence[StepScore], offline: Mapping[str, float | None] | None = None) -> dict[str, Any]:
+    """Everything about a chain of steps: the last step's means, their course, forgetting and intransigence."""
+    table = class_by_step(scores)
+    lost = forgetting(table)
+    foreground = range(1, len(table))
+    courses = [score.miou() for score in scores]
+    every = [course["all"] for course in courses if course["all"] is not None]
+    result: dict[str, Any] = {
+        "steps": len(scores),
+        "miou": courses[-1],
+        "miou_by_step": courses,
+        "step_averaged_miou": float(np.mean(every)) if every else None,
+        "classes": list(scores[-1].names),
+        "class_by_step": [[_number(v) for v in row] for row in table],
+        "forgetting": {
+            "by_class": [[_number(v) for v in row] for row in lost],
+            "by_step": [mean_of(lost[:, k], foreground) for k in range(table.shape[1])],
+            "final": mean_of(lost[:, -1], foreground),
+        },
+    }
+    if offline is not None:
+        values = intransigence(table, offline, scores[-1].names)
+        by_class = [_number(v) for v in values]
+        result["intransigence"] = {"by_class": by_class, "mean": mean_of(values, foreground)}
+    return result
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

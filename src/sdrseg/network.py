@@ -1,0 +1,225 @@
+"""The network: body E, head D and a classifier that grows with every step.
+
+Body and head come from segmentation_models_pytorch (smp), by name; only the head of the released code (`official`) and
+a small body for tests and generated data (`toy16`) are our own. What smp's heads upsample inside is upsampled with
+align_corners=True; the logits are upsampled here, with align_corners=False.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, cast
+
+import segmentation_models_pytorch as smp
+import torch
+import torch.nn.functional as F
+from segmentation_models_pytorch.base import SegmentationHead
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sdrseg.config.net import Net
+from sdrseg.errors import UsageError
+from sdrseg.network_parts import ReleasedHead, place_strides
+from sdrseg.scenario.spec import nearest
+
+REFUSED = {"dpt": "its head is more than one convolution and it takes tokens beside the features"}
+DECODERS = (*sorted(set(smp.MODEL_ARCHITECTURES_MAPPING) - set(REFUSED)), "official")
+"""What `net.decoder` can be."""
+
+
+class Output(NamedTuple):
+    """What the network says about images (B, 3, H, W).
+
+    The last three stay on the padded grid: image sides are padded to a multiple of the stride s, so that the features
+    have ⌈H/s⌉ × ⌈W/s⌉ cells and cell (i, j) begins at pixel (s·i, s·j), which always lies inside the image.
+    """
+
+    logits: Tensor  # (B, K, H, W): `coarse`, upsampled and cropped to the images
+    coarse: Tensor  # (B, K, h', w'): what the classifier says
+    embedding: Tensor  # (B, D, h', w'): what it is given
+    features: Tensor  # (B, C, h, w): F, the last feature map of the body
+
+
+class Network(nn.Module):
+    """Body, head and classifier. `build_network` makes one."""
+
+    def __init__(self, body: nn.Module, head: nn.Module, classifier: nn.Conv2d, multiple: int):
+        super().__init__()
+        self.body, self.head, self.classifier = body, head, classifier
+        self.multiple = multiple  # image sides are padded to a multiple of this
+        self.statistics_frozen = False
+        self.stride, self.feature_channels, self.features_nonnegative = self._look()
+
+    def forward(self, images: Tensor) -> Output:
+        """Images (B, 3, H, W), normalised, of any size: bottom and right are padded with zeros where needed."""
+        height, width = images.shape[-2:]
+        images = resize_canvas(images, _up(height, self.multiple), _up(width, self.multiple))
+        scales = self.body(images)
+        embedding = self.head(scales)
+        coarse = self.classifier(embedding)
+        logits = F.interpolate(coarse, size=images.shape[-2:], mode="bilinear", align_corners=False)
+        logits = resize_canvas(logits, height, width)
+        return Output(logits, coarse, embedding, scales[-1])
+
+    @property
+    def classes(self) -> int:
+        return self.classifier.out_channels
+
+    @torch.no_grad()
+    def grow(self, new: int, init: Literal["default", "mib"] = "default") -> None:
+        """Add classes. Old rows are kept bit for bit; new ones start at PyTorch's default.
+
+        mib: the new rows start as the background's, and all of these biases are lowered by log(new + 1). Background and
+        new classes share the old background's probability equally; that of every other class stays as it was.
+        """
+        if new < 1:
+            raise ValueError(f"cannot grow by {new} classes")
+        old, n_old = self.classifier, self.classes
+        assert old.bias is not None
+        grown = nn.Conv2d(old.in_channels, n_old + new, cast(Any, old.kernel_size), padding=cast(Any, old.padding))
+        grown = grown.to(old.weight.device, old.weight.dtype)
+        assert grown.bias is not None
+        grown.weight[:n_old], grown.bias[:n_old] = old.weight, old.bias
+        if init == "mib":
+            grown.weight[n_old:] = old.weight[0]
+            grown.bias[0] -= math.log(new + 1)
+            grown.bias[n_old:] = grown.bias[0]
+        self.classifier = grown
+
+    def body_parameters(self) -> Iterator[nn.Parameter]:
+        return self.body.parameters()
+
+    def head_parameters(self) -> Iterator[nn.Parameter]:
+        """Those of the decoder and of the classifier."""
+        yield from self.head.parameters()
+        yield from self.classifier.parameters()
+
+    # --- batch norm -----------------------------------------------------------------------------------------------
+
+    def freeze_statistics(self) -> None:
+        """From now on running statistics are used, and not updated, in training too, whoever calls train()."""
+        self.statistics_frozen = True
+        self.train(self.training)
+
+    def unfreeze_statistics(self) -> None:
+        self.statistics_frozen = False
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Network:
+        super().train(mode)
+        if self.statistics_frozen:
+            for norm in batch_norms(self):
+                norm.eval()
+        return self
+
+    def _look(self) -> tuple[int, int, bool]:
+        """Stride and channels of the features, and whether they are ≥ 0 by construction: seen in one small forward."""
+        side = max(64, self.multiple)
+        mode = self.training
+        with torch.enable_grad():
+            features = self.eval()(torch.zeros(1, 3, side, side)).features
+        self.train(mode)
+        return side // features.shape[-1], features.shape[1], nonnegative(features.grad_fn)
+
+
+def resize_canvas(maps: Tensor, height: int, width: int) -> Tensor:
+    """Maps (B, C, H, W) with zeros added, or with something cut off, at the bottom and on the right."""
+    if not torch.compiler.is_exporting():
+        missing = (0, width - maps.shape[-1], 0, height - maps.shape[-2])
+        return F.pad(maps, missing) if any(missing) else maps
+    for dim, length in ((-2, height), (-1, width)):  # an exported network takes all sizes: nothing may depend on them
+        cells, last = torch.arange(length, device=maps.device), maps.shape[dim] - 1
+        inside = (cells <= last).to(maps.dtype)
+        maps = maps.index_select(dim, cells.clamp(max=last)) * (inside[:, None] if dim == -2 else inside)
+    return maps
+
+
+def _up(length: int, multiple: int) -> int:
+    """The next multiple."""
+    return (length + multiple - 1) // multiple * multiple
+
+
+def batch_norms(module: nn.Module) -> Iterator[_BatchNorm]:
+    """All batch norms, of whatever kind (plain, synchronised, with an activation inside)."""
+    return (m for m in module.modules() if isinstance(m, _BatchNorm))
+
+
+def statistics_moved(momentum: float, iterations: int) -> float:
+    """The share of the way from their start to the data's that running statistics have gone: 1 − (1 − m)^n."""
+    return 1 - (1 - momentum) ** iterations
+
+
+def statistics_warning(net: Net, iterations: int) -> str | None:
+    """What to say when step 0 is too short for the momentum of batch norm; evaluation uses the running statistics."""
+    for part, momentum in (("body", net.bn_momentum_body), ("head", net.bn_momentum_head)):
+        if (moved := statistics_moved(momentum, iterations)) < 0.9:
+            enough = 1 - 0.1 ** (1 / max(1, iterations))
+            return (
+                f"Batch norm: in {iterations} iterations the running statistics of the {part} move only "
+                f"{100 * moved:.0f} % of the way to the data, and evaluation uses them. Train longer, or set "
+                f"net.bn_momentum_{part} to at least {math.ceil(1000 * enough) / 1000} (now {momentum})."
+            )
+    return None
+
+
+def nonnegative(made_by: Any) -> bool:
+    """Whether a tensor is ≥ 0 whatever the input, seen from the autograd node that made it.
+
+    Only what ends in ReLU, ReLU6 or sigmoid and then is at most pooled, joined, reshaped, added or multiplied counts;
+    anything unknown does not.
+    """
+    name = "" if made_by is None else made_by.name()
+    if name.startswith("Hardtanh"):
+        return bool(made_by._saved_min_val >= 0)
+    if name.startswith(("Relu", "Sigmoid")):
+        return True
+    passes = ("MaxPool2D", "AvgPool2D", "Cat", "Permute", "View", "Clone", "Slice", "Add", "Mul")
+    return name.startswith(passes) and all(nonnegative(node) for node, _ in made_by.next_functions)
+
+
+def build_network(net: Net, classes: int) -> Network:
+    """A network with random weights (`weights.load_weights` fills them) and `classes` outputs, background included."""
+    if net.decoder in REFUSED:
+        raise UsageError(f"net.decoder={net.decoder}: {REFUSED[net.decoder]}. Use one of {', '.join(DECODERS)}.")
+    if net.decoder not in DECODERS:
+        raise UsageError(f"net.decoder={net.decoder}: no such decoder{nearest(net.decoder, DECODERS)}")
+    known = list(smp.encoders.encoders)
+    if not net.encoder.startswith("tu-") and net.encoder not in known:
+        raise UsageError(f"net.encoder={net.encoder}: no such encoder{nearest(net.encoder, known)}")
+    try:
+        body, head, classifier = _parts(net, classes)
+        place_strides(body, net)
+        network = Network(body, head, classifier, body.output_stride * (8 if net.decoder == "pan" else 1))
+    except UsageError:
+        raise
+    except Exception as error:  # anything: the messages and types of many bodies and decoders
+        raise UsageError(
+            f"net.encoder={net.encoder} does not go with net.decoder={net.decoder} and "
+            f"net.output_stride={net.output_stride}: {str(error) or type(error).__name__}"
+        ) from error
+    for part, momentum in ((network.body, net.bn_momentum_body), (network.head, net.bn_momentum_head)):
+        for norm in batch_norms(part):
+            norm.momentum = momentum
+    return network
+
+
+def _parts(net: Net, classes: int) -> tuple[Any, nn.Module, nn.Conv2d]:
+    """Body, head and classifier."""
+    stride = net.output_stride
+    if net.decoder == "official":
+        body = smp.encoders.get_encoder(net.encoder, depth=5, weights=None, output_stride=stride)
+        head = ReleasedHead(body.out_channels[-1], net.head_activation)
+        return body, head, nn.Conv2d(256, classes, 1)
+    options: dict[str, Any] = {}
+    if net.decoder in ("deeplabv3", "deeplabv3plus"):
+        options = {"encoder_output_stride": stride, "decoder_atrous_rates": (6, 12, 18), "decoder_aspp_dropout": 0.0}
+        options["decoder_channels"] = 64 if net.encoder == "toy16" else 256
+    elif net.decoder == "pan":
+        options = {"encoder_output_stride": stride}
+    elif net.decoder == "pspnet":  # the whole body, dilated, as in its paper; smp's default stops after three stages
+        options = {"encoder_depth": 5, "output_stride": stride}
+    model = smp.create_model(net.decoder, net.encoder, encoder_weights=None, classes=classes, **options)
+    if type(model.segmentation_head) is not SegmentationHead:
+        raise UsageError(f"net.decoder={net.decoder}: its head cannot grow. Use one of {', '.join(DECODERS)}.")
+    return model.encoder, model.decoder, model.segmentation_head[0]

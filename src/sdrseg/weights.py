@@ -1,0 +1,185 @@
+"""Pre-trained weights: by name, from a file, or openly none. What does not fit is an error, never a random start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import segmentation_models_pytorch as smp
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from sdrseg.config.net import Net
+from sdrseg.data.augment import MEAN, STD
+from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.network import Network
+from sdrseg.network_parts import has_bottlenecks
+
+NESTED = ("state_dict", "model_state_dict", "model_state", "model")
+PREFIXES = ("module.", "_orig_mod.", "model.")
+"""What training scripts wrap around the tensors of a network, and put before their names."""
+
+SMP_NAMES = {"encoder.": "body.", "decoder.": "head.", "segmentation_head.0.": "classifier."}
+"""The names of a model of segmentation_models_pytorch, and ours."""
+
+IMAGE_CLASSIFIERS = ("fc.", "classifier.", "head.fc.")
+"""The last layer of a network for ImageNet's classes, which a body does not have."""
+
+STRIDES = {"v1": "conv1", "v1.5": "conv2"}
+"""What a safetensors file may say of itself under "stride", and the net.stride_on that belongs to it."""
+
+INSTEAD = "Set net.weights to a file (.safetensors or .pth, with torchvision's names), or to none for a random start."
+
+
+def load_weights(network: Network, weights: str, net: Net) -> str:
+    """Fill a new network from `weights` (imagenet, none, or a file). Returns one sentence for the log."""
+    if weights == "none":
+        return "Random start: no pre-trained weights (net.weights=none)."
+    if weights == "imagenet":
+        return _by_name(network, net)
+    return _from_file(network, Path(weights), net)
+
+
+def _by_name(network: Network, net: Net) -> str:
+    if net.stride_on == "conv1":
+        raise UsageError(
+            f"net.stride_on=conv1: the weights that net.weights=imagenet gives {net.encoder} have the stride on conv2. "
+            "Set net.stride_on=conv2, or net.weights to a file of ResNet-v1 weights."
+        )
+    timm = net.encoder.startswith("tu-")
+    if not timm and "imagenet" not in smp.encoders.encoders[net.encoder]["pretrained_settings"]:
+        raise UsageError(f"net.weights=imagenet: there are none for net.encoder={net.encoder}. {INSTEAD}")
+    try:
+        body = smp.encoders.get_encoder(net.encoder, depth=5, weights=True if timm else "imagenet")
+        expects = smp.encoders.get_preprocessing_params(net.encoder)
+    except Exception as error:  # whatever a download can end in
+        raise SdrsegError(
+            f"net.weights=imagenet: the weights of {net.encoder} cannot be had "
+            f"({type(error).__name__}: {_first_line(error)}). {INSTEAD}"
+        ) from error
+    _fill(network.body, body.state_dict(), f"ImageNet weights of {net.encoder}", net)
+    message = f"ImageNet weights of {net.encoder}."
+    if (tuple(expects["mean"]), tuple(expects["std"])) != (tuple(MEAN), tuple(STD)):
+        message += (
+            f" They were trained with mean {expects['mean']} and std {expects['std']}; ours are {MEAN} and {STD}."
+        )
+    return message
+
+
+def _from_file(network: Network, file: Path, net: Net) -> str:
+    tensors, facts = read_tensors(file)
+    placed = STRIDES.get(facts.get("stride", ""))
+    if placed not in (None, net.stride_on) and has_bottlenecks(network.body):
+        raise SdrsegError(
+            f"{file}: for a ResNet {facts['stride']}, which has its stride on {placed}. Set net.stride_on={placed}."
+        )
+    parts = {name.split(".")[0] for name in tensors}
+    if "body" in parts and parts <= {"body", "head", "classifier"}:
+        if "head" in parts:
+            return _fill_whole(network, tensors, file, net)
+        tensors = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
+    wanted = network.body.state_dict()
+    inner = "model." if all(name.startswith("model.") for name in wanted) else ""  # where smp wraps a body of timm
+    tensors = {
+        inner + name: tensor
+        for name, tensor in tensors.items()
+        if inner + name in wanted or not name.startswith(IMAGE_CLASSIFIERS)
+    }
+    _fill(network.body, tensors, str(file), net)
+    return f"Weights of the body from {file}; head and classifier start at random."
+
+
+def _fill_whole(network: Network, tensors: Mapping[str, Tensor], file: Path, net: Net) -> str:
+    """A whole segmentation network, with or without its classifier."""
+    if all(not name.startswith("classifier.") for name in tensors):
+        start = {f"classifier.{name}": tensor for name, tensor in network.classifier.state_dict().items()}
+        _fill(network, {**tensors, **start}, str(file), net)
+        return f"Weights of body and head from {file}, which has no classifier: that starts at random."
+    weight = tensors.get("classifier.weight")
+    if weight is not None and weight.ndim == 4 and len(weight) != network.classes:
+        raise SdrsegError(
+            f"{file}: its classifier knows {len(weight)} classes and this network {network.classes}. Use a file for "
+            f"{network.classes} classes (background included), or take the tensors classifier.weight and "
+            "classifier.bias out of it to start the classifier at random."
+        )
+    _fill(network, tensors, str(file), net)
+    return f"Weights of the whole network from {file}."
+
+
+def _fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: str, net: Net) -> None:
+    """Copy tensors by name, cast to the network's precision, after all of them have been checked."""
+    wanted = module.state_dict()
+    counter = "num_batches_tracked"  # older files do not have it, and nothing needs it
+    problems = {
+        "missing": [name for name in wanted if name not in tensors and not name.endswith(counter)],
+        "unexpected": [name for name in tensors if name not in wanted],
+        "of another shape": [
+            f"{name} {_shape(tensor)} instead of {_shape(wanted[name])}"
+            for name, tensor in tensors.items()
+            if name in wanted and tensor.shape != wanted[name].shape
+        ],
+        "not finite": [name for name, tensor in tensors.items() if not tensor.isfinite().all()],
+    }
+    if any(problems.values()):
+        said = "; ".join(f"{len(names)} {kind} ({_some(names)})" for kind, names in problems.items() if names)
+        raise SdrsegError(
+            f"{origin}: does not fit net.encoder={net.encoder} with net.decoder={net.decoder}. Tensors: {said}. Set "
+            "these two to what the weights were made for, or net.weights=none for a random start."
+        )
+    nn.Module.load_state_dict(module, dict(tensors), strict=False)
+
+
+def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file by name, and what a safetensors file says of itself. No code of the file is ever run."""
+    if not file.is_file():
+        raise SdrsegError(
+            f"net.weights={file}: no such file. It can be imagenet, none, or a .safetensors or .pth file."
+        )
+    if file.suffix not in (".safetensors", ".pth", ".pt"):
+        raise SdrsegError(f"{file}: not a .safetensors, .pth or .pt file. Convert it, with torchvision's names.")
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, "pt") as opened:
+                return _plain({name: opened.get_tensor(name) for name in opened.keys()}), opened.metadata() or {}
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise SdrsegError(f"{file}: cannot be read ({error.strerror or error}).") from error
+    except SafetensorError as error:
+        raise SdrsegError(f"{file}: not a safetensors file, or a part of one ({error}). Get it again.") from error
+    except Exception as error:  # truncated, foreign, or a pickle that would have to be executed
+        raise SdrsegError(
+            f"{file}: not a file of tensors ({_first_line(error)}). Files that run code when they are opened are not "
+            "read: save the state_dict alone, best with safetensors.torch.save_file."
+        ) from error
+    for _ in range(len(NESTED)):
+        inside = [loaded[key] for key in NESTED if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping)]
+        loaded = inside[0] if inside else loaded
+    if not isinstance(loaded, Mapping) or not loaded or not all(isinstance(t, Tensor) for t in loaded.values()):
+        raise SdrsegError(f"{file}: holds no tensors by name. Save the network's state_dict in it, alone.")
+    return _plain(loaded), {}
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the prefixes of wrappers, and by our names where they are smp's."""
+    plain = dict(tensors)
+    while plain and (found := [p for p in PREFIXES if all(name.startswith(p) for name in plain)]):
+        plain = {name.removeprefix(found[0]): tensor for name, tensor in plain.items()}
+    if plain and all(name.startswith(tuple(SMP_NAMES)) for name in plain):
+        for smp_name, ours in SMP_NAMES.items():
+            plain = {ours + n.removeprefix(smp_name) if n.startswith(smp_name) else n: t for n, t in plain.items()}
+    return plain
+
+
+def _shape(tensor: Tensor) -> str:
+    return "×".join(map(str, tensor.shape)) or "one number"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def _first_line(error: Any) -> str:
+    line = next(iter(str(error).splitlines()), "").rstrip(".")
+    return line if len(line) <= 200 else f"{line[:200]}…"

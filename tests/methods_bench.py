@@ -1,0 +1,112 @@
+"""Two tiny steps of training for the tests of methods: generated images, the toy body, a fixed batch a step."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sdrseg.config import Config, load_config
+from sdrseg.data.augment import normalise
+from sdrseg.data.batches import Batch, relabel
+from sdrseg.data.shapes import Shapes
+from sdrseg.distributed import Everyone
+from sdrseg.engine.bases import base_of
+from sdrseg.methods import METHODS, Method, StepInfo, method_layers
+from sdrseg.network import Network, build_network
+
+N_OLD, N_NEW = 7, 2  # background and classes 1..6, then 7 and 8
+CLASSES = N_OLD + N_NEW
+
+
+def make_config(name: str, preset: str = "default", *settings: str) -> Config:
+    tiny = ["net.encoder=toy16", "net.decoder=deeplabv3", "optim.lr=0.02", "optim.lr_later=0.01"]
+    return load_config("shapes", None, [*tiny, *settings], method_layers(name, preset, None))
+
+
+def make_batch(step: int, protocol: str, images: int = 4, size: int = 32) -> Batch:
+    """The same images for the same step; later classes are background, old ones too where the protocol masks them."""
+    source = Shapes(size=size, train=200)
+    wanted = range(1, N_OLD) if step == 0 else range(N_OLD, CLASSES)
+    held = [id for id in source.ids("train") if set(source.mask(id).ravel().tolist()) & set(wanted)][:images]
+    table = torch.zeros(256, dtype=torch.uint8)
+    table[255] = 255
+    for c in range(N_OLD if step == 0 else CLASSES):
+        table[c] = c if step == 0 or protocol == "sequential" or c >= N_OLD else 0
+    pictures = torch.stack([torch.from_numpy(source.image(id)) for id in held]).permute(0, 3, 1, 2)
+    masks = torch.stack([torch.from_numpy(source.mask(id)) for id in held])
+    outside = torch.zeros(masks.shape, dtype=torch.bool)
+    outside[0, :, -8:] = True
+    return Batch(pictures, relabel(masks, outside, table), outside, tuple(held))
+
+
+@dataclass
+class Stage:
+    """A method in the middle of a step."""
+
+    method: Method
+    student: Network
+    teacher: Network | None
+    batch: Batch
+    optimiser: torch.optim.Optimizer
+    losses: list[float] = field(default_factory=list)
+    terms: list[dict[str, float]] = field(default_factory=list)
+
+    def iterate(self, count: int, bf16: bool = False) -> None:
+        weights = self.method.weights()
+        for _ in range(count):
+            self.optimiser.zero_grad(set_to_none=True)
+            terms = self.forward(bf16)
+            loss: Tensor = sum(weights.get(n, 1.0) * t for n, t in terms.items())  # type: ignore[assignment]
+            loss.backward()
+            self.method.after_backward(self.student)
+            self.optimiser.step()
+            self.method.after_update(self.student)
+            self.losses.append(loss.item())
+            self.terms.append({n: t.item() for n, t in terms.items()})
+
+    def forward(self, bf16: bool = False) -> dict[str, Tensor]:
+        images = normalise(self.batch.images).to(next(self.student.parameters()).dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            output = self.student(images)
+            with torch.no_grad():
+                seen = None if self.teacher is None else self.teacher(images)
+        return self.method.terms(self.batch, output, seen)
+
+
+def begin(
+    name: str,
+    protocol: str,
+    *,
+    preset: str = "default",
+    settings: tuple[str, ...] = (),
+    base_iterations: int = 6,
+    base_lr: float | None = None,
+    dtype: torch.dtype = torch.float32,
+    everyone: Everyone | None = None,
+    lr: float = 0.01,
+) -> Stage:
+    """Train step 0 a little and stand at the beginning of step 1, batch norm frozen."""
+    torch.manual_seed(3)
+    config = make_config(name, preset, *settings)
+    base_type, base_config = base_of(METHODS[name], config)
+    everyone = everyone or Everyone(alone=True)
+    student = build_network(config.net, N_OLD).to(dtype)
+    base = base_type(base_config, Everyone(alone=True))
+    base.begin_step(StepInfo(0, 0, N_OLD, protocol), student, None)
+    base_optimiser = torch.optim.SGD(student.parameters(), lr=base_lr or lr, momentum=0.9)
+    first = Stage(base, student, None, make_batch(0, protocol), base_optimiser)
+    first.iterate(base_iterations)
+    base.end_step(student)
+    method = METHODS[name](config, everyone)
+    method.load_state_dict(base.state_dict())
+    teacher = None
+    if method.needs_teacher:
+        teacher = copy.deepcopy(student).eval().requires_grad_(False)
+    method.begin_step(StepInfo(1, N_OLD, N_NEW, protocol), student, teacher)
+    student.train()
+    student.freeze_statistics()
+    optimiser = torch.optim.SGD(student.parameters(), lr=lr, momentum=0.9)
+    return Stage(method, student, teacher, make_batch(1, protocol), optimiser, first.losses.copy())

@@ -1,0 +1,290 @@
+"""Decoded images in memory: the same pixels as one image at a time, and where they are kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sdrseg.data.augment import View, crop512, full_image, padding, rrc, scale_crop, show
+from sdrseg.data.cache import HEADROOM, PixelCache, build_cache, cache_device, free_memory
+from sdrseg.data.shapes import Shapes
+from sdrseg.data.source import Array, Source, Split
+from sdrseg.errors import DataError, SdrsegError
+
+Pictures = dict[str, tuple[np.ndarray, np.ndarray]]
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def pictures(sizes: list[tuple[int, int]], seed: int = 0) -> Pictures:
+    """Random images and masks by id."""
+    rng = np.random.default_rng(seed)
+    return {
+        f"i{n}": (
+            rng.integers(0, 256, (*size, 3)).astype(np.uint8),
+            rng.choice([0, 1, 2, 255], size).astype(np.uint8),
+        )
+        for n, size in enumerate(sizes)
+    }
+
+
+def cached(held: Pictures, device: str = "cpu") -> PixelCache:
+    decoded = ((torch.from_numpy(image), torch.from_numpy(mask)) for image, mask in held.values())
+    return PixelCache({id: mask.shape for id, (_, mask) in held.items()}, decoded, device)
+
+
+class Memory(Source):
+    """Images and masks held in memory; those in `broken` cannot be read."""
+
+    name = "memory"
+    classes = ("background", "cat", "dog")
+
+    def __init__(self, held: Pictures, broken: tuple[str, ...] = ()):
+        self.held, self.broken = held, broken
+
+    def ids(self, split: Split) -> tuple[str, ...]:
+        return tuple(self.held)
+
+    def image(self, id: str) -> Array:
+        if id in self.broken:
+            raise DataError(f"/some/where/{id}.jpg: cannot be read as a picture.")
+        return self.held[id][0]
+
+    def mask(self, id: str) -> Array:
+        return self.held[id][1]
+
+    def mask_content(self, id: str) -> bytes:
+        return self.held[id][1].tobytes()
+
+
+# --- one image after the other, and all together ------------------------------------------------------------------
+
+KINDS = {
+    "scale_crop": lambda size, draw: scale_crop(size, 16, (0.5, 2.0), draw),
+    "rrc": lambda size, draw: rrc(size, 16, (0.5, 2.0), draw),
+    "crop512": lambda size, draw: crop512(size, 16),
+    "full_image": lambda size, draw: full_image(size, 16),
+}
+SIZES = st.lists(st.tuples(st.integers(1, 16), st.integers(1, 16)), min_size=1, max_size=5)
+
+
+def views(sizes: list[tuple[int, int]], seed: int) -> tuple[list[str], list[View]]:
+    """Views of every kind of every image, all 16×16, in a random order."""
+    draw = random.Random(seed)
+    work = [(f"i{n}", choose(size, draw)) for n, size in enumerate(sizes) for choose in KINDS.values()]
+    draw.shuffle(work)
+    return [id for id, _ in work], [view for _, view in work]
+
+
+@settings(max_examples=40, deadline=None)
+@given(SIZES, st.integers(0, 2**32 - 1))
+def test_each_equals_showing_the_original(sizes, seed):
+    held = pictures(sizes, seed)
+    ids, chosen = views(sizes, seed)
+    images, masks, outside = cached(held).show_each(ids, chosen)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    for n, (id, view) in enumerate(zip(ids, chosen, strict=True)):
+        image, mask = held[id]
+        picture, label = show(view, torch.from_numpy(image).permute(2, 0, 1), torch.from_numpy(mask))
+        assert torch.equal(images[n], picture)
+        assert torch.equal(masks[n], label)
+        assert torch.equal(outside[n], padding(view))
+
+
+def assert_together_equals_each(held: Pictures, ids: list[str], chosen: list[View], device: str) -> None:
+    one, other = cached(held), cached(held, device)
+    images, masks, outside = one.show_each(ids, chosen)
+    images2, masks2, outside2 = other.show_together(ids, chosen)
+    assert images2.dtype == masks2.dtype == torch.uint8 and outside2.dtype == torch.bool
+    assert images2.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(masks, masks2.cpu())
+    assert torch.equal(outside, outside2.cpu())
+    assert (images.int() - images2.cpu().int()).abs().max() <= 1
+    whole = outside.unsqueeze(1).expand_as(images)
+    assert torch.equal(images[whole], images2.cpu()[whole])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(max_examples=60, deadline=None)
+@given(SIZES, st.integers(0, 2**32 - 1))
+def test_together_equals_each(device, sizes, seed):
+    assert_together_equals_each(pictures(sizes, seed), *views(sizes, seed), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["scale_crop", "rrc", "crop512", "full_image"])
+def test_together_equals_each_at_real_sizes(device, kind):
+    """Long axes: single precision has to find the same source pixel of each of 512."""
+    sizes = [(375, 500), (500, 333), (281, 500)]
+    chosen = [
+        {
+            "scale_crop": lambda size, draw: scale_crop(size, 512, (0.5, 2.0), draw),
+            "rrc": lambda size, draw: rrc(size, 512, (0.5, 2.0), draw),
+            "crop512": lambda size, draw: crop512(size),
+            "full_image": lambda size, draw: full_image(size, 512),
+        }[kind](size, random.Random(n))
+        for n, size in enumerate(sizes)
+    ]
+    assert_together_equals_each(pictures(sizes), ["i0", "i1", "i2"], chosen, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_together_is_exact_under_mixed_precision(device):
+    """Batches may be made inside a training loop's autocast, which must not coarsen the images."""
+    held = pictures([(9, 13), (16, 7)])
+    ids, chosen = views([(9, 13), (16, 7)], 3)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert_together_equals_each(held, ids, chosen, device)
+
+
+def test_extreme_values_survive():
+    """Weights that sum to a little over 1 must not turn 255 into 0."""
+    sizes = [(13, 11)]
+    for value in (0, 255):
+        held = {"i0": (np.full((13, 11, 3), value, np.uint8), np.zeros((13, 11), np.uint8))}
+        ids, chosen = views(sizes, 1)
+        images, _, outside = cached(held).show_together(ids, chosen)
+        assert (images.permute(0, 2, 3, 1)[~outside] == value).all()
+
+
+def test_on_a_cpu_each_is_used_and_together_elsewhere(monkeypatch):
+    cache = cached(pictures([(4, 4)]))
+    monkeypatch.setattr(PixelCache, "show_each", lambda *_: "each")
+    monkeypatch.setattr(PixelCache, "show_together", lambda *_: "together")
+    assert cache.show(["i0"], [full_image((4, 4))]) == "each"
+    cache.device = torch.device("cuda")
+    assert cache.show(["i0"], [full_image((4, 4))]) == "together"
+
+
+# --- what a cache holds -----------------------------------------------------------------------------------------------
+
+
+def test_words_are_red_green_blue_label():
+    """Written out: one row of words for all images, in the order of the ids, whatever their sizes."""
+    held = {
+        "b": (np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8), np.array([[7, 8]], np.uint8)),
+        "a": (np.array([[[9, 10, 11]], [[12, 13, 14]]], np.uint8), np.array([[15], [255]], np.uint8)),
+    }
+    cache = cached(held)
+    assert cache._pixels.tolist() == [[1, 2, 3, 7], [4, 5, 6, 8], [9, 10, 11, 15], [12, 13, 14, 255]]
+    assert cache.nbytes == 16
+    assert cache.sizes == {"b": (1, 2), "a": (2, 1)}
+
+
+def test_a_cache_of_no_images():
+    cache = PixelCache({}, [])
+    assert cache.nbytes == 0 and cache.sizes == {}
+    assert build_cache(Memory({}), {}, "cpu", 0).nbytes == 0
+
+
+@pytest.mark.parametrize(("image", "mask"), [((3, 4), (3, 4)), ((2, 4), (3, 4)), ((3, 4), (2, 4)), ((4, 2), (4, 2))])
+def test_a_size_that_changed_since_indexing_is_an_error(image, mask):
+    decoded = [(torch.zeros(*image, 3, dtype=torch.uint8), torch.zeros(*mask, dtype=torch.uint8))]
+    with pytest.raises(
+        DataError, match=r"odd: \(\d, 4\) with a mask of \(\d, 4\), not \(2, 4\)|odd: \(4, 2\)"
+    ) as caught:
+        PixelCache({"odd": (2, 4)}, decoded)
+    assert "changed meanwhile" in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_building_from_a_source(workers):
+    held = pictures([(3, 5), (8, 2), (4, 4), (1, 1)])
+    order = ["i2", "i0", "i3"]  # some of them, in an order of their own
+    seen: list[tuple[int, int]] = []
+    before = torch.get_rng_state()
+    cache = build_cache(
+        Memory(held), {id: held[id][1].shape for id in order}, "cpu", workers, lambda *a: seen.append(a)
+    )
+    assert torch.equal(torch.get_rng_state(), before)  # decoding draws no random numbers of the training
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert list(cache.sizes) == order
+    for id in order:
+        images, masks, _ = cache.show([id], [full_image(held[id][1].shape)])
+        height, width = held[id][1].shape
+        assert np.array_equal(images[0, :, :height, :width].permute(1, 2, 0).numpy(), held[id][0])
+        assert np.array_equal(masks[0, :height, :width].numpy(), held[id][1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_is_named_while_building(workers):
+    held = pictures([(3, 5), (8, 2), (4, 4)])
+    with pytest.raises(DataError, match=r"/some/where/i1\.jpg: cannot be read"):
+        build_cache(Memory(held, ("i1",)), {id: mask.shape for id, (_, mask) in held.items()}, "cpu", workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_image_and_mask_of_different_sizes_are_named_while_building(workers):
+    held = pictures([(3, 5)])
+    held["i0"] = (held["i0"][0][:2], held["i0"][1])
+    with pytest.raises(DataError, match="memory:i0: 5×2 pixels, but its mask memory:i0 has 5×3"):
+        build_cache(Memory(held), {"i0": (3, 5)}, "cpu", workers)
+
+
+def test_a_generated_data_set():
+    source = Shapes(size=32, train=3, val=1)
+    cache = build_cache(source, dict.fromkeys(source.ids("train"), (32, 32)), "cpu", 0)
+    images, masks, _ = cache.show(source.ids("train"), [full_image((32, 32))] * 3)
+    for n, id in enumerate(source.ids("train")):
+        assert np.array_equal(images[n].permute(1, 2, 0).numpy(), source.image(id))
+        assert np.array_equal(masks[n].numpy(), source.mask(id))
+
+
+# --- where to keep it -------------------------------------------------------------------------------------------------
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+NEEDED = 4 * (10 * 20 + 5 * 5)  # bytes of the two images below
+PLENTY = int(NEEDED / HEADROOM)
+
+
+@pytest.mark.parametrize(
+    ("wish", "device", "gpu", "ram", "expected"),
+    [
+        ("off", GPU, PLENTY, PLENTY, None),
+        ("off", CPU, PLENTY, PLENTY, None),
+        ("auto", GPU, PLENTY, PLENTY, GPU),
+        ("auto", GPU, PLENTY - 8, PLENTY, CPU),
+        ("auto", GPU, PLENTY - 8, PLENTY - 8, None),
+        ("auto", CPU, PLENTY, PLENTY, CPU),
+        ("auto", CPU, PLENTY, PLENTY - 8, None),
+        ("ram", GPU, PLENTY, PLENTY, CPU),
+        ("ram", CPU, PLENTY, PLENTY, CPU),
+        ("gpu", GPU, PLENTY, 0, GPU),
+    ],
+)
+def test_where_images_are_kept(wish, device, gpu, ram, expected):
+    free = {CPU: ram, GPU: gpu}
+    assert cache_device(wish, [(10, 20), (5, 5)], device, lambda place: free[place]) == expected
+
+
+@pytest.mark.parametrize(
+    ("wish", "device", "message"),
+    [
+        ("gpu", "cpu", r"data\.cache = 'gpu', but there is no GPU to train on\. Use 'ram' or 'auto'"),
+        ("gpu", "cuda:0", r"data\.cache = 'gpu' needs 4\.0 GiB on cuda:0, which has 5\.0 GiB free \(half of it"),
+        (
+            "ram",
+            "cuda:0",
+            r"data\.cache = 'ram' needs 4\.0 GiB on cpu, which has 5\.0 GiB free .*data\.cache=auto or off",
+        ),
+        ("ram", "cpu", r"data\.cache = 'ram' needs 4\.0 GiB on cpu"),
+    ],
+)
+def test_a_place_that_does_not_fit_is_refused(wish, device, message):
+    sizes: Iterator[tuple[int, int]] = iter([(2**15, 2**15)])  # 4 GiB; also from an iterator that can be read once
+    with pytest.raises(SdrsegError, match=message):
+        cache_device(wish, sizes, device, lambda _: 5 * 2**30)
+
+
+def test_free_memory_of_this_machine(monkeypatch):
+    if Path("/proc/meminfo").exists():
+        assert 0 < free_memory(CPU) < 2**50
+    monkeypatch.setattr(Path, "read_text", lambda _: (_ for _ in ()).throw(OSError("none here")))
+    assert free_memory(CPU) == 0
+    assert cache_device("auto", [(1, 1)], CPU) is None

@@ -1,0 +1,143 @@
+"""Two processes with half the images each train exactly like one process with all of them, for every method.
+
+One pair of processes runs all checks in turn; what goes wrong in it comes back as text.
+"""
+
+from __future__ import annotations
+
+import copy
+import socket
+import traceback
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from sdrseg.distributed import Everyone
+
+from methods_bench import Stage, begin
+
+METHODS = ["ft", "lwf", "lwf-mc", "ilt", "cil", "mib", "ewc", "pi", "rw", "sdr", "sdr+mib"]
+VARIANTS = {  # every collective that some switch needs
+    "sdr, batch maximum": ("sdr", "disjoint", ("sp.scope=batch",)),
+    "sdr, overall maximum": ("sdr", "disjoint", ("sp.variant=norm_max_overall",)),
+    "sdr, norms": ("sdr", "disjoint", ("cl.form=norm_sum", "cl.attract=1e-5")),
+    "sdr, image by image": ("sdr", "disjoint", ("cl.scope=image",)),
+    "sdr, pseudo, pixels": ("sdr", "disjoint", ("cl.labels=pseudo", "proto.average=pixel")),
+    "sdr, sequential": ("sdr", "sequential", ()),
+    "sdr, all pixels": ("sdr", "disjoint", ("ce.reduction=all",)),
+}
+CASES = {name: (name, "disjoint", ()) for name in METHODS} | VARIANTS
+OPTIONS = {"lr": 3e-4, "base_lr": 0.05, "base_iterations": 30}  # classes apart enough for the repulsion in float32
+
+
+def half(stage: Stage, rank: int) -> Stage:
+    """The same stage in one of two processes: its half of the batch, and sums over both."""
+    mine = copy.deepcopy(stage)
+    mine.batch = mine.batch.split(2)[rank]
+    mine.method.everyone = mine.method.latent.everyone = Everyone()
+    return mine
+
+
+def averaged_gradients(stage: Stage) -> dict[str, torch.Tensor]:
+    """Terms, backward, and gradients averaged over processes, as DistributedDataParallel does it."""
+    stage.optimiser.zero_grad(set_to_none=True)
+    terms = stage.forward()
+    weights = stage.method.weights()
+    sum(weights.get(n, 1.0) * t for n, t in terms.items()).backward()
+    if stage.method.everyone.world > 1:
+        for parameter in stage.student.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= 2
+    stage.terms.append({n: t.item() for n, t in terms.items()})
+    return {n: p.grad.clone() for n, p in stage.student.named_parameters()}
+
+
+def check(rank: int, name: str, protocol: str, settings: tuple[str, ...]) -> None:
+    # One iteration in float32: terms and gradients to 1e-6.
+    one = begin(name, protocol, settings=settings, **OPTIONS)
+    two = half(one, rank)
+    expected, found = averaged_gradients(one), averaged_gradients(two)
+    assert one.terms[0].keys() == two.terms[0].keys()
+    for term, value in one.terms[0].items():
+        assert two.terms[0][term] == pytest.approx(value, rel=1e-5, abs=1e-6), f"term {term}"
+    largest = max(float(g.abs().max()) for g in expected.values())
+    for parameter, gradient in expected.items():
+        apart = float((gradient - found[parameter]).abs().max()) / largest
+        assert apart < 1e-6, f"gradient of {parameter} differs by {apart:.2e} of the largest"
+    # Twenty iterations in float64: parameters and prototypes to 1e-9, and the same in both processes.
+    one = begin(name, protocol, settings=settings, dtype=torch.float64, **OPTIONS)
+    two = half(one, rank)
+    for stage in (one, two):
+        for _ in range(20):
+            averaged_gradients(stage)
+            stage.method.after_backward(stage.student)
+            stage.optimiser.step()
+            stage.method.after_update(stage.student)
+    for parameter, value in one.student.state_dict().items():
+        assert torch.allclose(value, two.student.state_dict()[parameter], rtol=0, atol=1e-9), parameter
+    for key, value in one.method.state_dict().items():
+        other = two.method.state_dict()[key]
+        assert torch.allclose(value.double(), other.double(), rtol=1e-9, atol=1e-9), key
+        both = [torch.empty_like(other) for _ in range(2)]
+        dist.all_gather(both, other.contiguous())
+        assert torch.equal(both[0], both[1]), f"{key} differs between the processes"
+
+
+def work(rank: int, port: int, cases: dict, results) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    for label, case in cases.items():
+        try:
+            check(rank, *case)
+            outcome = ""
+        except Exception:
+            outcome = traceback.format_exc()
+        failed = torch.tensor(float(bool(outcome)))
+        dist.all_reduce(failed)
+        results.put((label, rank, outcome))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, list[str]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = mp.get_context("spawn")
+    results = context.SimpleQueue()
+    processes = mp.start_processes(work, (port, CASES, results), nprocs=2, join=False, start_method="spawn")
+    found: dict[str, list[str]] = {}
+    for _ in range(2 * len(CASES)):
+        label, rank, outcome = results.get()
+        if outcome:
+            found.setdefault(label, []).append(f"process {rank}: {outcome}")
+    processes.join()
+    return found
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_two_processes_equal_one(outcomes, label):
+    assert not outcomes.get(label), "\n".join(outcomes[label])
+
+
+def test_a_batch_in_parts_has_the_same_cross_entropy_and_distillation():
+    """Gradient accumulation: CE and KD over the parts add up to those of the whole batch, and so do their gradients."""
+    whole = begin("mib", "disjoint", dtype=torch.float64)
+    parts = copy.deepcopy(whole)
+    expected = averaged_gradients(whole)
+    pieces = parts.batch.split(4)
+    assert sum((piece.ids for piece in pieces), ()) == parts.batch.ids
+    parts.method.expect(parts.batch, 4)
+    parts.optimiser.zero_grad(set_to_none=True)
+    sums = dict.fromkeys(("ce", "kd"), 0.0)
+    for piece in pieces:
+        part = replace(parts, batch=piece)
+        terms = part.forward()
+        sum(parts.method.weights().get(n, 1.0) * t for n, t in terms.items()).backward()
+        sums = {n: sums[n] + terms[n].item() for n in sums}
+    assert sums == pytest.approx(whole.terms[0], rel=1e-6)
+    for name, parameter in parts.student.named_parameters():
+        assert torch.allclose(parameter.grad, expected[name], rtol=1e-5, atol=1e-7), name

@@ -1,0 +1,297 @@
+"""Every method passes one tester: two tiny steps, losses fall, state is restored exactly, bf16 works, and so on."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from sdrseg.errors import UsageError
+from sdrseg.methods import METHODS, Method, find_method, list_methods, method_layers, register_method
+from sdrseg.methods.base import From
+
+from methods_bench import CLASSES, N_OLD, begin, make_config
+
+PAPER = ["ft", "offline", "lwf", "lwf-mc", "ilt", "cil", "mib", "ewc", "pi", "rw", "sdr", "sdr+mib"]
+
+
+class MethodTester:
+    """What has to hold for any method. A subclass names one, and the terms it has in a later step."""
+
+    name: str
+    terms: frozenset[str] = frozenset({"ce"})
+    protocol = "disjoint"
+
+    lr = 0.01
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def stage(cls):
+        stage = cls.begin()
+        stage.iterate(8)
+        return stage
+
+    @classmethod
+    def begin(cls, **options):
+        return begin(cls.name, cls.protocol, lr=cls.lr, **options)
+
+    def test_losses_fall(self, stage):
+        assert stage.losses[5] < stage.losses[0]  # step 0
+        later = [sum(w * t.get(n, 0) for n, w in {"ce": 1.0, **stage.method.weights()}.items()) for t in stage.terms]
+        assert later[-1] < later[0]
+
+    def test_the_terms_are_those_of_the_method(self, stage):
+        assert set(stage.terms[0]) == set(self.terms)
+
+    def test_gradients_are_finite_and_reach_every_parameter(self, stage):
+        for name, parameter in stage.student.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+
+    def test_the_classifier_has_grown(self, stage):
+        assert stage.student.classes == CLASSES
+
+    def test_state_is_saved_and_restored_exactly(self, stage):
+        model, state = copy.deepcopy(stage.student.state_dict()), copy.deepcopy(stage.method.state_dict())
+        momentum = copy.deepcopy(stage.optimiser.state_dict())
+        going_on = copy.deepcopy(stage)
+        going_on.iterate(3)
+        other = self.begin(base_iterations=1)
+        other.student.load_state_dict(model)
+        other.optimiser.load_state_dict(momentum)
+        other.method.load_state_dict(state)
+        if stage.teacher is not None:
+            other.teacher.load_state_dict(stage.teacher.state_dict())
+        other.iterate(3)
+        for name, tensor in going_on.student.state_dict().items():
+            assert torch.equal(tensor, other.student.state_dict()[name]), name
+        for name, tensor in going_on.method.state_dict().items():
+            assert torch.equal(tensor, other.method.state_dict()[name]), name
+
+    def test_the_same_seed_gives_the_same_numbers(self, stage):
+        again = self.begin()
+        again.iterate(8)
+        assert again.losses == stage.losses
+
+    def test_bf16_gives_nearly_the_same_losses(self, stage):
+        half = self.begin()
+        half.iterate(1, bf16=True)
+        for name, value in half.terms[0].items():
+            close = 0.5 if name == "repel" else 0.1  # inverse distances of classes that are hardly apart yet
+            assert value == pytest.approx(stage.terms[0][name], rel=close, abs=2e-2), name
+
+    def test_prototypes_of_new_classes_are_learned(self, stage):
+        for prototypes in stage.method.latent.prototypes.values():
+            assert prototypes.mean.shape[0] == CLASSES
+            assert prototypes.known[1:].sum() >= 3
+            assert prototypes.known[N_OLD:].any()
+
+
+class TestFT(MethodTester):
+    name = "ft"
+
+
+class TestOffline(MethodTester):
+    name = "offline"
+
+
+class TestLwF(MethodTester):
+    name = "lwf"
+    terms = frozenset({"ce", "kd"})
+
+
+class TestLwFMC(MethodTester):
+    name = "lwf-mc"
+    terms = frozenset({"ce", "kd"})
+
+
+class TestILT(MethodTester):
+    name = "ilt"
+    terms = frozenset({"ce", "kd", "enc"})
+
+
+class TestCIL(MethodTester):
+    name = "cil"
+    terms = frozenset({"ce", "kd"})
+
+
+class TestMiB(MethodTester):
+    name = "mib"
+    terms = frozenset({"ce", "kd"})
+
+
+class TestEWC(MethodTester):
+    name = "ewc"
+    terms = frozenset({"ce", "penalty"})
+    lr = 3e-4  # a penalty of 1000 is stiff
+
+
+class TestPI(MethodTester):
+    name = "pi"
+    terms = frozenset({"ce", "penalty"})
+    lr = 3e-4  # a penalty of 1000 is stiff
+
+
+class TestRW(MethodTester):
+    name = "rw"
+    terms = frozenset({"ce", "penalty"})
+    lr = 3e-4  # a penalty of 1000 is stiff
+
+
+class TestSDR(MethodTester):
+    name = "sdr"
+    terms = frozenset({"ce", "kd", "pm", "attract", "repel", "sp"})
+
+
+class TestSDRMiB(MethodTester):
+    name = "sdr+mib"
+    terms = frozenset({"ce", "kd", "pm", "attract", "repel", "sp"})
+
+
+class TestSDRSequential(TestSDR):
+    protocol = "sequential"
+
+
+class TestSDROverlapped(TestSDR):
+    protocol = "overlapped"
+
+
+# --- what the methods are --------------------------------------------------------------------------------------------
+
+
+def test_all_methods_of_the_paper_are_there():
+    assert [m.name for m in list_methods()][: len(PAPER)] == PAPER
+    assert {m.name for m in list_methods("sdr*")} == {"sdr", "sdr+mib"}
+    assert len(list_methods("sparsity-*")) == 10
+    assert {f"ablation-{row}" for row in (1, 2, 3, 4, 5, 6, 7, "cl")} <= set(METHODS)
+
+
+def test_only_four_methods_train_a_step_0_of_their_own():
+    assert {name for name in PAPER if METHODS[name].own_step0} == {"lwf-mc", "ewc", "pi", "rw"}
+
+
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [
+        ("ft", "CE"),
+        ("lwf", "CE + 100·KD"),
+        ("lwf-mc", "BCE + 10·Σ_c BCE(σ(z_c), σ(t_c))"),
+        ("ilt", "CE + 100·KD + 100·ENC"),
+        ("cil", "CE + L_CIL"),
+        ("mib", "UNCE + 10·UNKD, MiB init"),
+        ("ewc", "CE + 1000·Σ_θ F̃_θ (θ − θ_old)²"),
+        ("sdr", "UNCE + 100·UNKD + 0.01·L_pm + 0.001·L_a + 0.001·L_r + 1e-05·L_sp[class_max]"),
+        ("ablation-1", "CE"),
+        ("ablation-2", "CE + 100·KD"),
+        ("ablation-3", "UNCE + 0.01·L_pm"),
+        ("ablation-4", "UNCE + 0.01·L_pm + 1e-05·L_sp[class_max]"),
+        ("ablation-5", "UNCE + 0.01·L_pm + 0.001·L_a + 0.001·L_r + 1e-05·L_sp[class_max]"),
+        ("ablation-6", "UNCE + 100·KD + 0.01·L_pm + 0.001·L_a + 0.001·L_r + 1e-05·L_sp[class_max]"),
+        ("ablation-cl", "UNCE + 0.001·L_a + 0.001·L_r"),
+        ("sparsity-l0", "UNCE + 100·UNKD + 0.01·L_pm + 0.001·L_a + 0.001·L_r + 1e-05·L_sp[l0]"),
+    ],
+)
+def test_objectives(name, objective):
+    assert METHODS[name](make_config(name)).objective() == objective
+
+
+def test_mib_has_the_authors_weight_on_15_1():
+    assert METHODS["mib"].values("default", "15-1")["kd.weight"].value == 100
+    assert METHODS["mib"].values("default", "15-5")["kd.weight"].value == 10
+
+
+@pytest.mark.parametrize("preset", ["paper", "official"])
+@pytest.mark.parametrize("protocol", ["sequential", "disjoint", "overlapped"])
+def test_sdr_runs_in_every_preset(preset, protocol):
+    stage = begin("sdr", protocol, preset=preset, settings=("pm.weight=1e-4", "cl.attract=1e-7"))
+    stage.iterate(3)
+    assert all(torch.isfinite(p).all() for p in stage.student.parameters())
+    assert set(stage.terms[0]) == TestSDR.terms
+
+
+@pytest.mark.parametrize("name", ["ft", "ilt", "lwf-mc", "ewc"])
+def test_any_term_can_be_put_on_top_of_any_method(name):
+    plain, more = (
+        begin(name, "disjoint", settings=extra, lr=3e-4) for extra in ((), ("pm.weight=0.01", "sp.weight=1e-5"))
+    )
+    plain.iterate(1)
+    more.iterate(1)
+    assert set(more.terms[0]) == set(plain.terms[0]) | {"pm", "sp"}
+    assert more.terms[0]["ce"] == plain.terms[0]["ce"]
+
+
+def test_standard_segmentation_has_the_latent_terms_in_step_0():
+    from sdrseg.methods import StepInfo
+    from sdrseg.network import build_network
+
+    from methods_bench import Stage, make_batch
+
+    config = make_config("offline-sp-cl")
+    student = build_network(config.net, N_OLD)
+    method = METHODS["offline-sp-cl"](config)
+    method.begin_step(StepInfo(0, 0, N_OLD, "sequential"), student, None)
+    stage = Stage(method, student, None, make_batch(0, "sequential"), torch.optim.SGD(student.parameters(), lr=0.01))
+    stage.iterate(2)
+    assert set(stage.terms[0]) == {"ce", "attract", "repel", "sp"}
+
+
+@pytest.mark.parametrize("scope", ["cl.scope=image", "cl.form=norm_mean", "cl.labels=pseudo", "cl.background=exclude"])
+def test_switches_of_the_contrast_change_it(scope):
+    # The teacher has to know something before it can relabel anything.
+    plain, other = (begin("sdr", "disjoint", settings=s, base_iterations=40, lr=0.05) for s in ((), (scope,)))
+    plain.iterate(1)
+    other.iterate(1)
+    assert other.terms[0]["attract"] != plain.terms[0]["attract"]
+    assert other.terms[0]["pm"] == plain.terms[0]["pm"]
+
+
+def test_background_is_never_in_the_prototypes_of_overlapped():
+    for protocol, known in (("overlapped", False), ("disjoint", True), ("sequential", True)):
+        stage = begin("sdr", protocol)
+        before = stage.method.latent.prototypes["image"].seen[0].item()
+        stage.iterate(1)
+        after = stage.method.latent.prototypes["image"].seen[0].item()
+        assert (after > 0) == known
+        assert (after > before) == (protocol == "sequential")
+
+
+def test_ewc_holds_important_parameters_back():
+    free = begin("ewc", "disjoint", settings=("importance.weight=0",), lr=3e-4)
+    held = begin("ewc", "disjoint", lr=3e-4)
+    for stage in (free, held):
+        stage.iterate(6)
+    importance, anchors = held.method.held, held.method.anchors
+    assert float(held.method.last_penalty) < 0.7 * float(free.method.last_penalty)
+    assert all(0 <= float(i.min()) and float(i.max()) <= 1 for i in importance.values())
+    assert anchors.keys() == importance.keys() == dict(held.student.named_parameters()).keys()
+    assert len(anchors["classifier.weight"]) == N_OLD
+
+
+def test_unknown_methods_presets_and_double_names_are_named():
+    with pytest.raises(UsageError, match="unknown method 'sdt'; did you mean 'sdr'"):
+        find_method("sdt")
+    with pytest.raises(UsageError, match="unknown preset 'oficial'; did you mean 'official'"):
+        method_layers("sdr", "oficial", None)
+
+    class Other(Method):
+        name = "sdr"
+        summary = "a second one"
+
+    with pytest.raises(UsageError, match="There is a method 'sdr' already"):
+        register_method(Other)
+
+
+def test_a_method_of_ones_own_is_a_class():
+    class Gentle(Method):
+        name = "gentle"
+        summary = "LwF with a gentle hand"
+        switches = {"kd.kind": From("standard", "mine"), "kd.weight": From(1.0, "mine")}
+
+    register_method(Gentle)
+    try:
+        stage = begin("gentle", "disjoint")
+        stage.iterate(2)
+        assert set(stage.terms[0]) == {"ce", "kd"}
+    finally:
+        del METHODS["gentle"]
