@@ -70,4 +70,4 @@ def plain(value: Any) -> Any:
         return asdict(value)
     if isinstance(value, Mapping):
         return {key: plain(v) for key, v in value.items()}
-    return value
+    return [plain(v) for v in value] if isinstance(value, list) else value

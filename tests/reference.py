@@ -175,8 +175,8 @@ def class_mean(F: Array, y: Labels, c: int, average: str) -> tuple[Array | None,
         vectors = features_of(F, y, c)
     else:
         images = [features_of(F, y, c, b) for b in range(len(F))]
-        vectors = [sum(vs) / len(vs) for vs in images if vs]  # type: ignore[misc]
-    return (sum(vectors) / len(vectors), len(vectors)) if vectors else (None, 0)  # type: ignore[return-value]
+        vectors = [sum(vs) / len(vs) for vs in images if vs]
+    return (sum(vectors) / len(vectors), len(vectors)) if vectors else (None, 0)
 
 
 def running_prototypes(
@@ -268,7 +268,7 @@ def repulsion(F: Array, y: Labels, take: list[bool], *, average: str = "image", 
     for j in present:
         for k in present:
             if j != k:
-                total += 1 / norm(means[j] - means[k])  # type: ignore[operator]
+                total += 1 / norm(means[j] - means[k])
     count = len(present)
     return total / max(count if normaliser == "classes" else count * (count - 1), 1)
 

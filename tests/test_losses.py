@@ -57,7 +57,7 @@ class Case:
     """Everything a loss may look at: features and their grid, logits and their labels, prototypes."""
 
     F: Tensor  # (B, C, h, w), not negative
-    teacher: Tensor
+    teacher: Tensor  # the features of the step before
     grid: Tensor  # (B, h, w) labels on the grid
     pseudo: Tensor  # (B, h, w) labels with the background told apart
     keep_grid: Tensor  # (B, h, w)
@@ -120,7 +120,7 @@ class Case:
         return self.each(lambda name, x: x.to(dtype) if name in ("grid", "pseudo", "y") else x)
 
     def numpy(self) -> Any:
-        arrays = self.each(lambda _, x: x.detach().numpy())  # type: ignore[arg-type, return-value]
+        arrays = self.each(lambda _, x: x.detach().numpy())
         return SimpleNamespace(**{f.name: getattr(arrays, f.name) for f in fields(arrays)})
 
 
@@ -305,11 +305,13 @@ def finite_differences(term: Term, case: Case, step: float = 1e-5) -> np.ndarray
     setattr(inputs, term.wrt, x)
     gradient = np.zeros_like(x)
     for index in np.ndindex(x.shape):
-        here, ends = x[index], []
-        for x[index] in (here + step, here - step):
-            ends.append(term.theirs(inputs))
+        here = x[index]
+        x[index] = here + step
+        above = term.theirs(inputs)
+        x[index] = here - step
+        below = term.theirs(inputs)
         x[index] = here
-        gradient[index] = (ends[0] - ends[1]) / (2 * step)
+        gradient[index] = (above - below) / (2 * step)
     return gradient
 
 
@@ -708,7 +710,7 @@ def test_repulsion_of_two_classes_is_the_same_by_classes_and_by_pairs():
     torch.testing.assert_close(by_classes, by_pairs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_coincident_means_repel_finitely(dtype):
     case = replace(Case.random(0), take=torch.ones(5, dtype=torch.bool)).floating(dtype)
     for F in (torch.ones_like(case.F), torch.zeros_like(case.F)):
@@ -732,7 +734,7 @@ ROOTS = ["attraction, sum of norms", "attraction, mean of norms", *(n for n in T
 
 
 @pytest.mark.parametrize("name", ROOTS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_square_roots_at_zero_have_a_finite_gradient(name, dtype):
     """Every feature lies on its prototype, which is a corner of the norm."""
     case = replace(Case.random(0), seen=torch.ones(5, dtype=torch.long), take=torch.ones(5, dtype=torch.bool))
@@ -744,7 +746,7 @@ def test_square_roots_at_zero_have_a_finite_gradient(name, dtype):
 
 
 @pytest.mark.parametrize("name", TERMS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_computed_in_float32(name, dtype):
     """The loss of rounded inputs is that of the same numbers in float64, to float32's precision."""
     inputs = ("F", "teacher", "z", "t")
@@ -759,7 +761,7 @@ def test_half_precision_is_computed_in_float32(name, dtype):
 
 
 @pytest.mark.parametrize("variant", ["class_max", "norm_max", "norm_l2", "entropy_l1", "l0", "power2"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_sparsity_of_vectors_without_activation_is_finite(variant, dtype):
     case = Case.random(0).floating(dtype)
     F = case.F.clone()
@@ -876,9 +878,12 @@ def test_features_of_void_do_not_matter(name):
     assert gradient.movedim(1, -1)[void[:, 0]].eq(0).all()
 
 
-@pytest.mark.parametrize(("spread", "bound"), [(1.0, 1e-6), (0.3, 1e-5), (0.1, 1e-4), (0.03, 1e-3), (0.01, 1e-3)])
+@pytest.mark.parametrize(("spread", "bound"), [(1.0, 1e-6), (0.3, 1e-5), (0.1, 1e-4), (0.03, 1e-3), (0.01, 5e-3)])
 def test_attraction_from_sums_cancels_little_in_float32(spread, bound):
-    """Features within `spread` of their prototype (relative), 2048 channels: value and gradient against float64."""
+    """Features within `spread` of their prototype (relative), 2048 channels: value and gradient against float64.
+
+    The gradient does not cancel; the value does once all features are within a hundredth of their prototype.
+    """
     g = torch.Generator().manual_seed(0)
     p = torch.rand(3, 2048, generator=g) * (torch.rand(3, 2048, generator=g) > 0.5)
     labels = torch.randint(0, 3, (2, 16, 16), generator=g)

@@ -103,7 +103,7 @@ def no_waiting():
     return context
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_everything_runs_without_waiting_for_the_gpu(dtype, no_waiting):
     """Forward and backward, with the result of the CPU."""
     case = Case.random(0, B=2, C=64, h=8, w=8, H=32, W=32, K=7, n_old=4, zeros=True)

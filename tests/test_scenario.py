@@ -316,9 +316,9 @@ def test_parts_of_a_random_split(voc, voc_presence):
 
 
 def test_a_step_that_fills_no_batch_is_said_before_training(voc):
-    voc("15-1@disjoint").require_images(299)
+    voc("15-1@disjoint").require_images([8437, 378, 299, 420, 500, 548])
     with pytest.raises(SdrsegError, match=r"step 2 \(sheep\) has 299 training images, fewer than the batch of 300"):
-        voc("15-1@disjoint").require_images(300)
+        voc("15-1@disjoint").require_images([16, 300, 300, 300, 300, 300])
 
 
 def test_an_empty_step_is_a_warning():

@@ -10,7 +10,7 @@ import math
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +42,14 @@ class Config:
     sp: Sp = field(default_factory=Sp)
     latent: Latent = field(default_factory=Latent)
     importance: Importance = field(default_factory=Importance)
+
+    def of_step(self, number: int) -> Config:
+        """The configuration with what is different in later steps put in its place."""
+        train = self.train
+        if number == 0:
+            return self
+        sizes = {"batch_size": train.batch_size_later, "epochs": train.epochs_later}
+        return replace(self, train=replace(train, **{name: value for name, value in sizes.items() if value > 0}))
 
     def differences(self, other: Config) -> list[str]:
         """What differs in a way that changes results, as "section.key: mine, other"."""

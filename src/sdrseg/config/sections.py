@@ -48,6 +48,8 @@ class Train:
 
     batch_size: int = setting(8, "images per iteration, over all processes together", 1)
     epochs: int = setting(30, "passes over the images of each step", 1)
+    batch_size_later: int = setting(0, "batch_size of the later steps; 0: the same", 0)
+    epochs_later: int = setting(0, "epochs of the later steps; 0: the same", 0)
     seed: int = setting(0, "of everything random", 0)
 
 

@@ -47,8 +47,13 @@ def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex
         del values[section]
     for key in ("workers", "cache", "void_train"):  # void_train is in the label table
         del values["data"][key]
-    for key in ("lr_later", "head_lr_factor_later"):
-        del values["optim"][key]
+    for section, keys in (
+        ("optim", ("lr_later", "head_lr_factor_later")),
+        ("train", ("batch_size_later", "epochs_later")),
+    ):
+        for key in keys:
+            del values[section][key]
+    del values["net"]["bn_later"]
     row_of = {id: row for row, id in enumerate(train.ids)}
     digest = hashlib.sha256(json.dumps([method.name, values], sort_keys=True).encode())
     digest.update("\0".join(step.train_ids).encode())

@@ -31,6 +31,7 @@ PACKAGES = (
     "pillow",
 )
 FORMAT = 1
+_HELD: set[Path] = set()  # run folders that this process has taken: record locks do not work within one process
 
 
 class RunFolder:
@@ -75,16 +76,24 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+            _HELD.discard(self.path.resolve())
 
     def _take_lock(self) -> None:
-        self._lock = (self.path / ".lock").open("ab")
+        """A record lock: unlike flock it is not inherited by worker processes, which outlive a killed run a little."""
+        here = self.path.resolve()
+        lock = (self.path / ".lock").open("ab")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if here in _HELD:
+                raise BlockingIOError
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self._lock.close()
+            if here not in _HELD:  # closing any handle of the file would give up this process's own lock
+                lock.close()
             raise SdrsegError(
                 f"{self.path} is in use by another process. Wait for it, or choose another --out."
             ) from error
+        self._lock = lock
+        _HELD.add(here)
 
     def note_environment(self, device: str, world: int) -> None:
         """Add this start to environment.json: a resumed run may have seen several machines."""

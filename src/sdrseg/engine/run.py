@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,22 @@ class Job:
     display: Any
     interruption: Interruption
     log: Log | None = None
+    _caches: dict[Split, PixelCache | None] = field(default_factory=dict)
 
     @property
     def share(self) -> Share:
         return Share(self.everyone.rank, self.everyone.world)
+
+    def cache(self, split: Split, ids: Sequence[str]) -> PixelCache | None:
+        """The decoded images of a step, where they fit; kept while they hold all that is asked for."""
+        kept = self._caches.pop(split, None)
+        if kept is None or not kept.sizes.keys() >= set(ids):
+            known = self.indexes[split].size_by_id
+            sizes = {id: known[id] for id in ids}
+            place = cache_device(self.config.data.cache, sizes.values(), self.fabric.device)
+            kept = None if place is None else build_cache(self.source, sizes, place, workers(self.config))
+        self._caches[split] = kept
+        return kept
 
 
 def train(
@@ -82,7 +94,7 @@ def train(
     layers = method_layers(method_name, preset, spec.task)
     config = load_config(spec.source, config_file, assignments, layers)
     job = _prepare(spec, method_name, config, data, out, bases, display)
-    job.scenario.require_images(config.train.batch_size)
+    job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
     if job.everyone.rank == 0:
         _open_folder(job, {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__})
     job.fabric.barrier()
@@ -162,7 +174,8 @@ def _open_folder(job: Job, identity: dict[str, Any]) -> None:
 
 def _train_step(job: Job, step: Step) -> None:
     """Fit one step from its beginning or from the saved state, and save the model."""
-    method_type, config = base_of(job.method, job.config) if step.number == 0 else (job.method, job.config)
+    config = job.config.of_step(step.number)
+    method_type, config = base_of(job.method, config) if step.number == 0 else (job.method, config)
     key = base_key(method_type, config, step, job.indexes["train"]) if step.number == 0 else None
     if key is not None and (base := job.bases.load(key)) is not None:
         job.display.say(f"step 0: taken from the store of bases ({key})")
@@ -171,9 +184,8 @@ def _train_step(job: Job, step: Step) -> None:
         return
     method, student, teacher = assemble(job, step, method_type, config)
     optimiser = make_optimiser(student, config, step.number)
-    batches = train_batches(
-        job.source, step.train_ids, step.train_table, config, share=job.share, cache=_cache(job, step)
-    )
+    cache = job.cache("train", step.train_ids)
+    batches = train_batches(job.source, step.train_ids, step.train_table, config, share=job.share, cache=cache)
     order = batches.order
     assert isinstance(order, TrainOrder)
     iterations = config.train.epochs * order.batches_per_epoch
@@ -227,13 +239,12 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     else:
         _, model, memory = job.folder.load_step(step.number - 1)
         student.load_state_dict(model)
-        method.load_state_dict(memory)
+        method.load_state_dict({n: t.to(job.fabric.device) for n, t in memory.items()})
         if new > 0 and method.needs_teacher:
             teacher = copy.deepcopy(student).eval().requires_grad_(False)
     for network in (student, teacher):
         if network is not None:
             network.to(job.fabric.device).to(memory_format=torch.channels_last)
-    method.load_state_dict({n: t.to(job.fabric.device) for n, t in method.state_dict().items()})
     method.begin_step(info, student, teacher)
     student.to(job.fabric.device).to(memory_format=torch.channels_last)
     student.train()
@@ -258,7 +269,8 @@ def _score(job: Job, step: Step) -> StepScore:
     network.load_state_dict(model)
     network.to(job.fabric.device).to(memory_format=torch.channels_last)
     sizes = job.indexes["val"].size_by_id
-    batches = eval_batches(job.source, step.test_ids, sizes, step.test_table, job.config, share=job.share)
+    cache = job.cache("val", step.test_ids)
+    batches = eval_batches(job.source, step.test_ids, sizes, step.test_table, job.config, share=job.share, cache=cache)
     matrix = confusion(job.fabric, network, batches, len(step.channels))
     names = tuple(c["name"] for c in meta["classes"])
     return StepScore(step.number, names, len(job.scenario.steps[0].channels), matrix)
@@ -292,13 +304,6 @@ def _meta(job: Job, step: Step, config: Config, more: dict[str, Any]) -> dict[st
         "parent": parent,
         **more,
     }
-
-
-def _cache(job: Job, step: Step) -> PixelCache | None:
-    """The decoded training images of a step, where they fit."""
-    sizes = {id: size for id, size in job.indexes["train"].size_by_id.items() if id in set(step.train_ids)}
-    place = cache_device(job.config.data.cache, sizes.values(), job.fabric.device)
-    return None if place is None else build_cache(job.source, sizes, place, workers(job.config))
 
 
 def _device_name(device: torch.device) -> str:

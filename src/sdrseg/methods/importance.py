@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from sdrseg.config import Config
+from sdrseg.distributed import Everyone
 from sdrseg.losses.importance import (
     Named,
     fisher_update,
@@ -40,9 +42,13 @@ class ImportanceMethod(Method):
     own_step0 = True  # there is nothing to hold back without statistics of step 0
     penalty_formula: ClassVar[str]
 
-    anchors: Named  # θ_old; empty in step 0
-    held: Named  # Ĩ of the anchors, 0..1
-    memory: dict[str, Named]  # statistics by name, then by parameter
+    def __init__(self, config: Config, everyone: Everyone | None = None):
+        super().__init__(config, everyone)
+        self.anchors: Named = {}  # θ_old; empty in step 0
+        self.held: Named = {}  # Ĩ of the anchors, 0..1
+        self.memory: dict[str, Named] = {}  # statistics by name, then by parameter
+        self.iteration = 0
+        self.last_penalty = torch.zeros(())
 
     def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
         before = self._parameters(student)

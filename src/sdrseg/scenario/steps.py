@@ -70,9 +70,9 @@ class Scenario:
     steps: tuple[Step, ...]
     warnings: tuple[str, ...]
 
-    def require_images(self, at_least: int) -> None:
+    def require_images(self, batch_sizes: Sequence[int]) -> None:
         """Stop before any work is done if a step cannot fill one batch."""
-        for step in self.steps:
+        for step, at_least in zip(self.steps, batch_sizes, strict=True):
             if len(step.train_ids) < at_least:
                 names = ", ".join(self.classes[c] for c in step.new)
                 raise SdrsegError(

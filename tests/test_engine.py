@@ -1,0 +1,403 @@
+"""The engine on tiny generated data: everything a run leaves, resuming after kills, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sdrseg.engine.bases import BaseStore, parse_size, write_base
+from sdrseg.engine.checkpoint import load_tensors, save_tensors
+from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.launch import InterruptedRunError
+from sdrseg.engine.run import score_again, train
+from sdrseg.engine.watch import NotFiniteError
+from sdrseg.errors import SdrsegError, UsageError
+
+SPEC = "shapes:8-1@disjoint"
+TINY = [
+    "shapes.size=32",
+    "shapes.train=60",
+    "shapes.val=24",
+    "data.crop=32",
+    "train.batch_size=4",
+    "train.epochs=1",
+    "optim.lr=0.02",
+    "net.decoder=deeplabv3",
+    "run.log_every=1",
+    "run.save_minutes=0",
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # children are forked, and threads do not survive that
+    yield
+    torch.set_num_threads(before)
+
+
+class Quiet:
+    """A display that shows nothing and remembers what was said."""
+
+    def __init__(self):
+        self.said = []
+
+    def say(self, text):
+        self.said.append(text)
+
+    def update(self, entry):
+        pass
+
+    def scored(self, score):
+        pass
+
+    def close(self):
+        pass
+
+
+def run(out: Path, method: str = "sdr", *more: str, spec: str = SPEC, bases: Path | None = None) -> dict:
+    return train(spec, method, out, assignments=[*TINY, *more], bases=bases or out.parent / "bases", display=Quiet())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """What has to be the same, bit for bit: weights, memories, metrics, summary."""
+    files = [*folder.glob("steps/*/*.safetensors"), *folder.glob("steps/*/metrics.json"), folder / "summary.json"]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A whole SDR run with three steps, trained without interruption."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(folder)
+    return folder
+
+
+# --- what a run leaves -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_everything(finished):
+    files = {"config.json", "environment.json", "scenario.json", "summary.json", "log.jsonl"}
+    assert {p.name for p in finished.iterdir()} == files | {".lock", "steps", "tensorboard"}
+    for k in range(3):
+        assert {p.name for p in (finished / "steps" / str(k)).iterdir()} == {
+            "model.safetensors", "memory.safetensors", "meta.json", "metrics.json",
+        }  # fmt: skip
+    meta = json.loads((finished / "steps/2/meta.json").read_text())
+    parent = json.loads((finished / "steps/1/meta.json").read_text())
+    assert meta["parent"] == parent["files"]["model"]["sha256"]
+    assert [c["step"] for c in meta["classes"]] == [0] * 9 + [1, 2]
+    assert [c["name"] for c in meta["classes"]][-2:] == ["arrow", "heart"]
+    assert meta["protocol"] == "disjoint" and meta["method"] == "sdr"
+    memory = load_tensors(finished / "steps/2/memory.safetensors", meta["files"]["memory"]["sha256"])
+    assert memory["prototypes.image.mean"].shape[0] == 11
+
+
+def test_the_log_is_lines_of_json_in_order(finished):
+    entries = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
+    assert entries[0]["event"] == "start"
+    steps = [(e["step"], e["iteration"]) for e in entries if e["event"] == "train"]
+    assert steps == sorted(set(steps))
+    later = next(e for e in entries if e["event"] == "train" and e["step"] == 1)
+    assert set(later["losses"]) == {"ce", "kd", "pm", "attract", "repel", "sp", "loss"}
+    assert set(later["metrics"]) == {"hoyer", "active_channels", "to_prototype", "prototype_gap"}
+
+
+def test_the_metrics_are_those_of_the_confusion_matrix(finished):
+    saved = json.loads((finished / "steps/2/metrics.json").read_text())
+    matrix = np.array(saved["confusion"])
+    ious = []
+    for c in range(11):
+        hit = matrix[c, c]
+        union = matrix[c].sum() + matrix[:, c].sum() - hit
+        ious.append(hit / union if matrix[c].sum() else None)
+        assert saved["classes"][c]["iou"] == pytest.approx(ious[c])
+    known = [i for i in ious[:9] if i is not None]
+    assert saved["miou"]["old"] == pytest.approx(sum(known) / len(known))
+    assert matrix.sum() > 0.8 * 24 * 32 * 32  # all but void of the test images, each once
+
+
+def test_scoring_again_gives_exactly_the_same(finished):
+    results = score_again(finished)
+    assert [r["same"] for r in results] == [True, True, True]
+
+
+def test_the_same_command_again_changes_nothing(finished):
+    before = content(finished)
+    run(finished, bases=finished.parent / "bases")
+    assert content(finished) == before
+
+
+def test_the_base_is_trained_once_for_all_methods_and_shared_by_sequential(finished, tmp_path):
+    store = finished.parent / "bases"
+    assert len(list(store.iterdir())) == 1
+    base = (finished / "steps/0/model.safetensors").read_bytes()
+    for method, spec in (("mib", SPEC), ("ft", "shapes:8-1@sequential")):
+        run(tmp_path / method, method, spec=spec, bases=store)
+        assert (tmp_path / method / "steps/0/model.safetensors").read_bytes() == base
+    assert len(list(store.iterdir())) == 1
+    run(tmp_path / "ewc", "ewc", bases=store)
+    assert len(list(store.iterdir())) == 2  # a step 0 of its own
+
+
+# --- going on after a kill -------------------------------------------------------------------------------------------
+
+
+def in_child(work) -> int:
+    """Run something in a forked child; the process id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return child
+
+
+def test_killed_at_random_moments_a_run_ends_bit_for_bit_the_same(finished, tmp_path):
+    draw = random.Random(4)
+    started = time.monotonic()
+    reference = in_child(lambda: run(tmp_path / "timing"))
+    os.waitpid(reference, 0)
+    whole = time.monotonic() - started
+    folder, kills = tmp_path / "killed", 0
+    while True:
+        child = in_child(lambda: run(folder))
+        time.sleep(draw.uniform(0.05, 0.35) * whole)
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert status == 0
+            break
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        kills += 1
+        assert kills < 60
+    assert kills >= 3
+    assert content(folder) == content(finished)
+    entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    steps = [(e["step"], e["iteration"]) for e in entries if e["event"] == "train"]
+    assert steps == sorted(set(steps))  # nothing twice, nothing lost
+    assert not list(folder.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("write", [1, 3, 7, 12, 20, 31, 48])
+def test_killed_in_the_middle_of_a_write_a_run_ends_the_same(finished, tmp_path, write):
+    """The process dies at the n-th sync of a file: the new file is there, but has not got its name yet."""
+
+    def dying() -> None:
+        import sdrseg.files
+
+        real, count = os.fsync, 0
+
+        def fsync(handle):
+            nonlocal count
+            count += 1
+            if count == write:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(handle)
+
+        sdrseg.files.os.fsync = fsync
+        run(tmp_path / "killed")
+
+    _, status = os.waitpid(in_child(dying), 0)
+    assert os.WIFSIGNALED(status)
+    run(tmp_path / "killed")
+    assert content(tmp_path / "killed") == content(finished)
+
+
+@pytest.mark.parametrize("method", ["pi", "rw"])
+def test_importances_survive_a_kill_too(tmp_path, method):
+    run(tmp_path / "whole", method, bases=tmp_path / "b1")
+    child = in_child(lambda: run(tmp_path / "killed", method, bases=tmp_path / "b2"))
+    for _ in range(200):
+        time.sleep(0.02)
+        if (tmp_path / "killed/state/current.json").exists():
+            break
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    run(tmp_path / "killed", method, bases=tmp_path / "b2")
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+def test_ctrl_c_saves_and_the_run_goes_on(finished, tmp_path):
+    folder = tmp_path / "stopped"
+
+    class Impatient(Quiet):
+        def update(self, entry):
+            if entry["step"] == 1 and entry["iteration"] == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    settings = [*TINY[:-1], "run.save_minutes=60"]
+    with pytest.raises(InterruptedRunError, match="the same command again"):
+        train(SPEC, "sdr", folder, assignments=settings, bases=tmp_path / "bases", display=Impatient())
+    assert json.loads((folder / "state/current.json").read_text())["iteration"] == 1
+    run(folder)
+    assert content(folder) == content(finished)
+
+
+def torchrun(out: Path, *more: str) -> subprocess.Popen:
+    code = (
+        "import sys, torch; torch.set_num_threads(1)\n"
+        "from pathlib import Path\nfrom sdrseg.engine.run import train\n"
+        f"out = Path({str(out)!r})\n"
+        f"train({SPEC!r}, 'sdr', out, assignments={[*TINY, *more]!r}, bases=out.with_name(out.name + '-bases'))\n"
+    )
+    script = out.parent / f"{out.name}.py"
+    script.write_text(code)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def test_two_processes_killed_and_resumed_end_the_same(tmp_path):
+    whole = torchrun(tmp_path / "whole")
+    assert whole.wait(200) == 0, whole.stderr.read().decode()
+    killed = torchrun(tmp_path / "killed")
+    for _ in range(2000):
+        time.sleep(0.05)
+        if (tmp_path / "killed/steps/0/meta.json").exists() and (tmp_path / "killed/state/current.json").exists():
+            break
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "killed/summary.json").exists()
+    again = torchrun(tmp_path / "killed")
+    assert again.wait(200) == 0, again.stderr.read().decode()
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+# --- what is refused, and said ---------------------------------------------------------------------------------------
+
+
+def test_another_configuration_is_never_silently_continued(finished):
+    with pytest.raises(SdrsegError, match=r"another configuration.*kd.weight: 5.0, 100.0"):
+        run(finished, "sdr", "kd.weight=5")
+    with pytest.raises(SdrsegError, match=r"method: 'mib', 'sdr'"):
+        run(finished, "mib")
+    run(finished, "sdr", "data.workers=0", bases=finished.parent / "bases")  # this may differ
+
+
+def test_two_runs_cannot_write_one_folder(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    config = json.loads((finished / "config.json").read_text())
+    folder = RunFolder(tmp_path / "run")
+    from sdrseg.config import config_from
+
+    identity = {key: config[key] for key in ("spec", "method", "preset", "sdrseg")}
+    assert folder.open(identity, config_from(config["config"], "test"))
+    with pytest.raises(SdrsegError, match="in use by another process"):
+        run(tmp_path / "run", bases=tmp_path / "bases")
+    folder.close()
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("years of work")
+    with pytest.raises(SdrsegError, match=r"holds thesis\.tex and is no run of ours"):
+        run(tmp_path / "mine")
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "missing"])
+def test_a_damaged_model_is_named(finished, tmp_path, damage):
+    shutil.copytree(finished, tmp_path / "run")
+    file = tmp_path / "run/steps/1/model.safetensors"
+    (tmp_path / "run/steps/2/meta.json").unlink()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:1000] if damage == "truncated" else b"GIF89a")
+    with pytest.raises(SdrsegError) as error:
+        run(tmp_path / "run", bases=tmp_path / "bases")
+    assert str(file) in str(error.value) and "Restore it from a copy, or remove" in str(error.value)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_its_images(tmp_path):
+    with pytest.raises(NotFiniteError) as error:
+        run(tmp_path / "run", "sdr", "optim.lr=1e30", "run.log_every=5")
+    text = str(error.value)
+    assert "step 0, iteration" in text and "the term ce" in text and "train-0" in text
+    assert not (tmp_path / "run/steps/0/meta.json").exists()
+
+
+def test_a_full_disk_stops_the_run_with_the_last_state_intact(finished, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", disk]).returncode:
+        pytest.skip("cannot mount a small disk here")
+    try:
+        with pytest.raises(SdrsegError, match="No space left on device"):
+            run(disk / "run", bases=tmp_path / "bases")
+        kept = RunFolder(disk / "run")
+        facts = kept.read_json("state/current.json")
+        load_tensors(disk / "run/state" / facts["file"], facts["sha256"])
+        assert not list((disk / "run").rglob("*.tmp"))
+        subprocess.run(["mount", "-o", "remount,size=200m", disk], check=True)
+        run(disk / "run", bases=tmp_path / "bases")
+        assert content(disk / "run") == content(finished)
+    finally:
+        subprocess.run(["umount", "-l", disk])
+
+
+def test_too_few_images_for_a_batch_is_said_before_anything_is_done(tmp_path):
+    with pytest.raises(SdrsegError, match=r"step 0 .* fewer than the batch of 500"):
+        run(tmp_path / "run", "sdr", "train.batch_size=500")
+    assert not (tmp_path / "run").exists()
+
+
+# --- bases that travel -----------------------------------------------------------------------------------------------
+
+
+def test_a_base_travels_in_shards_of_float16(finished, tmp_path):
+    store = BaseStore(finished.parent / "bases")
+    key = next(p.name for p in store.folder.iterdir() if (p / "meta.json").exists())
+    meta, model, memory = store.load(key)
+    facts = {name: value for name, value in meta.items() if name != "files"}
+    write_base(tmp_path / "travel", facts, model, memory, half=True, shard_bytes=200_000)
+    files = list((tmp_path / "travel").glob("*.safetensors"))
+    assert len(files) > 2 and all(file.stat().st_size <= 200_000 for file in files)
+    other = BaseStore(tmp_path / "store")
+    assert other.take_in(tmp_path / "travel") == key
+    _, again, remembered = other.load(key)
+    assert again.keys() == model.keys()
+    for name, tensor in model.items():
+        assert again[name].shape == tensor.shape and again[name].dtype == tensor.dtype
+        assert torch.allclose(again[name].float(), tensor.float(), rtol=1e-3, atol=1e-6)
+        if tensor.dim() <= 1:
+            assert torch.equal(again[name], tensor)  # batch norm stays as it was
+    assert torch.equal(remembered["prototypes.image.seen"], memory["prototypes.image.seen"])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("15MB", 15_000_000), ("16MiB", 2**24), ("1.5 kB", 1500), ("200000", 200_000)]
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "many", "-3MB", "0", "1.2.3MB", "5TB"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_size(text)
+
+
+def test_tensors_on_disk_are_checked(tmp_path):
+    digest = save_tensors(tmp_path / "t.safetensors", {"a": torch.arange(4)})
+    assert torch.equal(load_tensors(tmp_path / "t.safetensors", digest)["a"], torch.arange(4))
+    with pytest.raises(SdrsegError, match="not the file that was written"):
+        load_tensors(tmp_path / "t.safetensors", "0" * 64)
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(SdrsegError, match="not a safetensors file"):
+        load_tensors(tmp_path / "text")
