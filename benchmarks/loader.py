@@ -1,17 +1,18 @@
 """Training images per second: the loader against torchvision's transforms, on the same files in the same run.
 
     python benchmarks/loader.py --data PATH    # VOC; without --data: $SDRSEG_VOC
-    python benchmarks/loader.py --generated    # JPEG photographs' size, 500×375, of the generated shapes
+    python benchmarks/loader.py --generated    # generated scenes, written as JPEG files of 500×375 pixels
 
 Ours is what training runs: decode, a random scale of 0.5 to 2, padding, a 512×512 crop, a flip, labels by a table, a
 batch of 8. It ends with uint8 images and labels, which are normalised on the device; "+ normalise" does that on the
 CPU as well (float32 images, int64 labels), and so ends where the reference ends.
 
-The reference is put together from torchvision.transforms.v2 as its documentation shows it for segmentation:
-RandomResize(0.5 × base, 2 × base) of the shorter side, RandomHorizontalFlip, RandomCrop(512, pad_if_needed),
-ToDtype(float32, int64), Normalize, default collation in batches of 8. `base` is the mean shorter side of the files, so
-that both resize to the same number of pixels on average. "tensor" turns the decoded image into a tensor first, "PIL"
-after the crop; masks are tv_tensors.Mask in both. The reference maps no labels and makes no padding mask.
+The reference is put together from the public transforms of torchvision.transforms.v2, in the order of torchvision's
+own training reference for segmentation: RandomResize of the shorter side to 0.5 to 2 times `base`,
+RandomHorizontalFlip, RandomCrop(512, pad_if_needed), ToDtype(float32, int64), Normalize, default collation in batches
+of 8. `base` is the mean shorter side of the files, so that both sides resize to about the same number of pixels.
+"tensor" turns the decoded image into a tensor first, "PIL" after the crop; masks are tv_tensors.Mask in both. The
+reference maps no labels and makes no padding mask.
 
 Times are CPU time of one process with one thread, so that images per second are per core. Decoding is common to both
 sides (the same library reads the same files), so it is given apart from the rest. A ratio is the reference's time over
@@ -51,6 +52,7 @@ from sdrseg.data.source import Source
 from sdrseg.data.voc import Voc
 from sdrseg.scenario import VOID
 from sdrseg.terminal import print_json, print_table
+
 from timing import Spread, plain, ratio, rounds, spread, versions
 
 CROP = 512
@@ -239,7 +241,7 @@ def throughput(material: Material, repetitions: int, epochs: int = 3) -> list[di
     for w, (one, other) in pairs.items():
         sides |= {one: timed(lambda w=w: ours(w)), other: timed(lambda w=w: theirs(w))}
     _, speeds = rounds(sides, repetitions)
-    against = {one: other for one, other in pairs.values()} | {cached: pairs[0][0]}
+    against = dict(pairs.values()) | {cached: pairs[0][0]}
     return [
         {
             "loader": one,
@@ -280,7 +282,7 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("SDRSEG_VOC"), help="the folder that holds VOC2012")
+    parser.add_argument("--data", type=Path, default=os.environ.get("SDRSEG_VOC") or None, help="folder of VOC2012")
     parser.add_argument("--generated", action="store_true", help="generated files, even if $SDRSEG_VOC is set")
     parser.add_argument("--images", type=int, default=96, help=f"how many files; at least {BATCH}")
     parser.add_argument("--repetitions", type=int, default=7)

@@ -72,7 +72,8 @@ def main() -> None:
         images = normalise(batch.images)
         with torch.no_grad(), job.fabric.autocast():
             seen = teacher(images)
-        output = student(images)
+        with job.fabric.autocast():
+            output = student.module(images)
         both = method.terms(batch, output, seen), paper.terms(batch, output, seen)
         for name in TERMS:
             for side, terms in enumerate(both):

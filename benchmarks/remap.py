@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from sdrseg.data.batches import relabel
 from sdrseg.scenario import VOID, Step, build_scenario, parse_spec
 from sdrseg.terminal import print_json, print_table
+
 from timing import plain, ratio, rounds, spread, versions
 
 REQUIRED = 50

@@ -6,7 +6,7 @@ The lists are those of fcdl94/MiB (MIT) and LTTM/SDR (Apache-2.0). Written:
   src/sdrseg/resources/orders.json         class lists of the tasks that no rule gives (VOC 19-1b, ADE orders b and c)
   src/sdrseg/resources/ade20k_lists.npz    per ADE task, the step of each of the 20,210 training images (255: none)
   tests/data/voc_lists.npz                 per published VOC list, one bit an image
-  tests/data/voc_presence.npz              (with a VOC folder) which classes are in which of the 12,031 masks, one bit each
+  tests/data/voc_presence.npz              (with a VOC folder) classes in each of the 12,031 masks, one bit each
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+torch.set_num_threads(1)  # tests are small: threads only get into each other's way, and into that of forked children
 
 DATA = Path(__file__).parent / "data"
 

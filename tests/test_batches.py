@@ -338,6 +338,6 @@ def test_broken_files_are_named(tmp_path: Path, number):
 
 def test_the_number_of_workers(monkeypatch):
     settings = config()
-    for cores, wish, expected in ((4, -1, 4), (64, -1, 16), (None, -1, 1), (4, 0, 0), (4, 40, 40)):
-        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+    for cores, wish, expected in ((4, -1, 4), (64, -1, 16), (1, -1, 1), (4, 0, 0), (4, 40, 40)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda process, cores=cores: set(range(cores)))
         assert workers(replace(settings, data=replace(settings.data, workers=wish))) == expected

@@ -204,7 +204,7 @@ def test_mib_has_the_authors_weight_on_15_1():
 @pytest.mark.parametrize("preset", ["paper", "official"])
 @pytest.mark.parametrize("protocol", ["sequential", "disjoint", "overlapped"])
 def test_sdr_runs_in_every_preset(preset, protocol):
-    stage = begin("sdr", protocol, preset=preset, settings=("pm.weight=1e-4", "cl.attract=1e-7"))
+    stage = begin("sdr", protocol, preset=preset, settings=("net.bn_momentum_body=0.1",))
     stage.iterate(3)
     assert all(torch.isfinite(p).all() for p in stage.student.parameters())
     assert set(stage.terms[0]) == TestSDR.terms

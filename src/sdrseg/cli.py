@@ -112,6 +112,33 @@ def evaluate(
         raise typer.Exit(1)
 
 
+base = typer.Typer(help="Models of step 0: write them for the way to another machine, and take them in there.")
+app.add_typer(base, name="base")
+
+
+@base.command("export")
+def export_base(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run whose step 0 is done.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the shards.")],
+    shard_size: Annotated[str | None, typer.Option(help="Largest size of a file, such as 15MB.")] = None,
+) -> None:
+    """Write the base of a run as float16 shards."""
+    from sdrseg.engine.bases import export_base as write
+
+    print(write(run, out, shard_size))
+
+
+@base.command("import")
+def import_base(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `sdrseg base export` wrote.")],
+    bases: Annotated[Path | None, typer.Option(metavar="DIR", help="The store; the user's cache by default.")] = None,
+) -> None:
+    """Take a base into the store, so that runs find it."""
+    from sdrseg.engine.bases import BaseStore
+
+    print(f"base {BaseStore(bases).take_in(folder)} is in the store")
+
+
 def main() -> None:
     """Run a verb. Exit codes: 0 done, 1 an error of ours, 2 wrong usage."""
     for stream in (sys.stdout, sys.stderr):

@@ -31,8 +31,8 @@ DECODERS = (*sorted(set(smp.MODEL_ARCHITECTURES_MAPPING) - set(REFUSED)), "offic
 class Output(NamedTuple):
     """What the network says about images (B, 3, H, W).
 
-    The last three stay on the padded grid: image sides are padded to a multiple of the stride s, so that the features
-    have ⌈H/s⌉ × ⌈W/s⌉ cells and cell (i, j) begins at pixel (s·i, s·j), which always lies inside the image.
+    The last three stay on the padded grid. Image sides are padded to a multiple of the stride s, so that the features
+    have ⌈H/s⌉ × ⌈W/s⌉ cells and cell (i, j) begins at pixel (s·i, s·j), inside the image; only pan pads to 8·s.
     """
 
     logits: Tensor  # (B, K, H, W): `coarse`, upsampled and cropped to the images

@@ -86,8 +86,12 @@ smp.encoders.encoders["toy16"] = {"encoder": ToyBody, "pretrained_settings": {},
 def place_strides(body: Any, net: Net) -> None:
     """Stride on conv1 for ResNet-v1 weights, and the dilation of the first block of a dilated stage.
 
-    smp gives all convolutions of a dilated stage the same dilation, as the release does with ResNet-101.
+    smp gives all convolutions of a dilated stage the same dilation, as the release does with ResNet-101. A 1×1
+    convolution has none to speak of; without one it is the plain product that libraries are fast at.
     """
+    for conv in body.modules():
+        if isinstance(conv, nn.Conv2d) and conv.kernel_size == (1, 1):
+            conv.dilation = (1, 1)
     if net.stride_on == "conv1":
         if not has_bottlenecks(body):
             raise UsageError(f"net.stride_on=conv1 is for ResNets with bottleneck blocks, not for {net.encoder}.")

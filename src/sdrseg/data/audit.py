@@ -78,7 +78,10 @@ def _label_problems(source: Source, index: ClassIndex) -> Iterator[Problem]:
     for row in np.flatnonzero(readable & ~labelled):
         yield Problem(source.file(index.ids[row], "mask"), "empty mask", "no class in it; no step will use it")
     for row in np.flatnonzero(index.digests.any(axis=1)):
-        start = source.mask_content(index.ids[row])[:3]
+        try:
+            start = source.mask_content(index.ids[row])[:3]
+        except (OSError, DataError):
+            continue  # it was readable a moment ago; whoever uses it next will say so
         if start in LOSSY:
             detail = f"{LOSSY[start]} changes label values at every edge; save masks as PNG"
             yield Problem(source.file(index.ids[row], "mask"), f"saved as {LOSSY[start]}", detail)

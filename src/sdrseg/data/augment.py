@@ -116,7 +116,8 @@ EVALUATIONS = {"crop512": crop512, "full_image": full_image}
 
 def show(view: View, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Carry out a view on one image (3, H, W) uint8 and its mask (H, W) uint8. Padding is FILL and void."""
-    picture, label = tv_tensors.Image(image), tv_tensors.Mask(mask)
+    packed = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # channels-last: resized fastest
+    picture, label = tv_tensors.Image(packed), tv_tensors.Mask(mask)
     rows, columns = view.rows, view.columns
     if (rows.low, rows.high, columns.low, columns.high) != (0, image.shape[-2], 0, image.shape[-1]):
         box = (rows.low, columns.low, rows.high - rows.low, columns.high - columns.low)

@@ -43,6 +43,8 @@ class Batch:
     padding: Tensor
     ids: tuple[str, ...]
     epoch: int = 0
+    bad: tuple[str, ...] = ()
+    """Images that could not be read: all padding, so that no loss sees them."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         tensors = {name: function(getattr(self, name)) for name in ("images", "labels", "padding")}
@@ -89,10 +91,15 @@ class Evaluated:
 
 
 class Decoded(Dataset[Any]):
-    """Views of images that are decoded from the source each time."""
+    """Views of images that are decoded from the source each time.
 
-    def __init__(self, source: Source, ids: Sequence[str], table: NDArray[np.uint8], choose: Chooser):
-        self.source, self.ids, self.choose = source, ids, choose
+    An image that cannot be read is an error, or, with `skip_bad`, a view of nothing but padding.
+    """
+
+    def __init__(
+        self, source: Source, ids: Sequence[str], table: NDArray[np.uint8], choose: Chooser, skip_bad: bool = False
+    ):
+        self.source, self.ids, self.choose, self.skip_bad = source, ids, choose, skip_bad
         self.table = torch.tensor(table)
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch | DataError:
@@ -104,16 +111,26 @@ class Decoded(Dataset[Any]):
 
     def batch(self, keys: Sequence[Key]) -> Batch:
         ids = tuple(self.ids[row] for _, row in keys)
-        samples = [self._sample(epoch, id) for (epoch, _), id in zip(keys, ids, strict=True)]
-        images, labels, outside = (torch.stack(parts) for parts in zip(*samples, strict=True))
-        return Batch(images.permute(0, 3, 1, 2), labels, outside, ids, keys[0][0])
+        bad: list[str] = []
+        samples = [self._sample(epoch, id, bad) for (epoch, _), id in zip(keys, ids, strict=True)]
+        images, masks, outside = (torch.stack(parts) for parts in zip(*samples, strict=True))
+        labels = relabel(masks, outside, self.table)
+        return Batch(images.permute(0, 3, 1, 2), labels, outside, ids, keys[0][0], tuple(bad))
 
-    def _sample(self, epoch: int, id: str) -> tuple[Tensor, Tensor, Tensor]:
-        image, mask = (torch.from_numpy(np.array(array)) for array in self.source.pair(id))
+    def _sample(self, epoch: int, id: str, bad: list[str]) -> tuple[Tensor, Tensor, Tensor]:
+        try:
+            image, mask = (torch.from_numpy(np.array(array)) for array in self.source.pair(id))
+        except DataError:
+            if not self.skip_bad:
+                raise
+            bad.append(id)
+            nothing = self.choose((1, 1), epoch, id)
+            size = (nothing.rows.out, nothing.columns.out)
+            black = torch.zeros(*size, 3, dtype=torch.uint8)
+            return black, torch.full(size, VOID, dtype=torch.uint8), torch.ones(size, dtype=torch.bool)
         view = self.choose((mask.shape[0], mask.shape[1]), epoch, id)
         picture, label = show(view, image.permute(2, 0, 1), mask)
-        outside = padding(view)
-        return picture.permute(1, 2, 0), relabel(label, outside, self.table), outside
+        return picture.permute(1, 2, 0), label, padding(view)
 
 
 class Cached:
@@ -210,12 +227,14 @@ def _batches(
 ) -> Batches:
     if cache is not None:
         return Batches(Cached(cache, ids, table, choose), order)
-    return Batches(Decoded(source, ids, table, choose), order, workers(config), torch.cuda.is_available())
+    skip = config.run.on_bad_image == "skip" and isinstance(order, TrainOrder)
+    return Batches(Decoded(source, ids, table, choose, skip), order, workers(config), torch.cuda.is_available())
 
 
 def workers(config: Config) -> int:
-    """How many processes decode images."""
-    return min(16, os.cpu_count() or 1) if config.data.workers < 0 else config.data.workers
+    """How many processes decode images: as many as there are cores this process may use, at most 16."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(16, usable) if config.data.workers < 0 else config.data.workers
 
 
 def _as_it_is(batch: Any) -> Any:

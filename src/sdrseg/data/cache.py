@@ -163,7 +163,12 @@ def free_memory(device: torch.device) -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), 0)
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), 0)
+    try:  # a container may have less than the machine
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current"))
+        return min(free, int(limit) - int(used)) if limit != "max" else free
+    except (OSError, ValueError):
+        return free
 
 
 def cache_device(

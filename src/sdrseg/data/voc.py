@@ -44,7 +44,10 @@ class Voc(PictureFiles):
             raise DataError(f"{self.root}: neither SegmentationClassAug nor SegmentationClass is there. {_advice()}")
         val = self._list("val.txt")
         self._keep_complete("val", val)
-        self._keep_complete("train", self._train_ids(val))
+        train = set(self._train_ids(val))
+        for id in sorted(train & set(val)):
+            self._problems.append(Problem(self.file(id, "image"), "in train and val", "kept in val, never trained on"))
+        self._keep_complete("train", train - set(val))
 
     def mask(self, id: str) -> Array:
         return _read_sbd(self._masks[id]) if self._masks[id].suffix == ".mat" else super().mask(id)

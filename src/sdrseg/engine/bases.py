@@ -54,6 +54,8 @@ def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex
         for key in keys:
             del values[section][key]
     del values["net"]["bn_later"]
+    if (file := Path(config.net.weights)).is_file():
+        values["net"]["weights"] = hashlib.sha256(file.read_bytes()).hexdigest()
     row_of = {id: row for row, id in enumerate(train.ids)}
     digest = hashlib.sha256(json.dumps([method.name, values], sort_keys=True).encode())
     digest.update("\0".join(step.train_ids).encode())
@@ -118,6 +120,20 @@ def write_base(
             for number, shard in enumerate(_shards(stored, shard_bytes))
         ]
     write_json(folder / "meta.json", {**facts, "half": half, "files": files})
+
+
+def export_base(run: Path, out: Path, shard_size: str | None) -> str:
+    """Write step 0 of a run into a new folder, in float16 and in shards; returns a sentence about it."""
+    from sdrseg.engine.folder import RunFolder
+
+    most = None if shard_size is None else parse_size(shard_size)
+    if out.exists() and any(out.iterdir()):
+        raise SdrsegError(f"{out} is not empty. Choose a new folder.")
+    meta, model, memory = RunFolder(run).load_step(0)
+    facts = {"spec": meta["spec"], "classes": len(meta["classes"]), "key": meta["base"]}
+    write_base(out, facts, model, memory, half=True, shard_bytes=most)
+    size = sum(file.stat().st_size for file in out.iterdir())
+    return f"base {meta['base']}: {len(list(out.glob('*.safetensors')))} files, {size / 1e6:.1f} MB in {out}"
 
 
 def parse_size(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -22,6 +23,7 @@ def make_fabric(config: Config) -> Fabric:
     """Fabric for this process. Under torchrun or SLURM it joins the others; alone it takes all GPUs, or the CPU."""
     from lightning.fabric import Fabric
 
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # hints about things we have decided
     gpu = torch.cuda.is_available()
     accelerator = "cuda" if gpu else "mps" if torch.backends.mps.is_available() else "cpu"
     devices, nodes = max(1, torch.cuda.device_count()) if gpu else 1, 1

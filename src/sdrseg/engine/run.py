@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.layers.norm_act import convert_sync_batchnorm
 
 from sdrseg import __version__
 from sdrseg.config import Config, config_from, load_config
@@ -36,7 +37,7 @@ from sdrseg.engine.watch import Log, Watch
 from sdrseg.files import write_json
 from sdrseg.methods import Method, StepInfo, find_method, method_layers
 from sdrseg.metrics import StepScore, summary
-from sdrseg.network import Network, build_network
+from sdrseg.network import Network, build_network, statistics_warning
 from sdrseg.scenario import Scenario, Spec, Step, build_scenario, parse_spec
 from sdrseg.terminal import TrainingDisplay, progress
 from sdrseg.weights import load_weights
@@ -66,7 +67,12 @@ class Job:
         return Share(self.everyone.rank, self.everyone.world)
 
     def cache(self, split: Split, ids: Sequence[str]) -> PixelCache | None:
-        """The decoded images of a step, where they fit; kept while they hold all that is asked for."""
+        """The decoded images of a step, where they fit; kept while they hold all that is asked for.
+
+        Training that skips bad images decodes them each time: a cache would not let itself be built of them.
+        """
+        if split == "train" and self.config.run.on_bad_image == "skip":
+            return None
         kept = self._caches.pop(split, None)
         if kept is None or not kept.sizes.keys() >= set(ids):
             known = self.indexes[split].size_by_id
@@ -189,6 +195,8 @@ def _train_step(job: Job, step: Step) -> None:
     order = batches.order
     assert isinstance(order, TrainOrder)
     iterations = config.train.epochs * order.batches_per_epoch
+    if step.number == 0 and (warning := statistics_warning(config.net, iterations)):
+        job.display.say(f"warning: {warning}")
     state = job.folder.load_state(step.number)
     done = 0
     if state is not None:
@@ -218,6 +226,9 @@ def _train_step(job: Job, step: Step) -> None:
     job.interruption.save = save
     fit(job.fabric, method, wrapped, teacher, optimiser, batches, config, watch, save, job.interruption.check)
     job.interruption.save = None
+    if watch.bad:
+        skipped = ", ".join(f"{id} ({count} times)" for id, count in sorted(watch.bad.items()))
+        job.display.say(f"step {step.number}: {len(watch.bad)} images could not be read and were skipped: {skipped}")
     method.end_step(student)
     if job.everyone.rank == 0:
         model, memory = student.state_dict(), method.state_dict()
@@ -247,6 +258,10 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
             network.to(job.fabric.device).to(memory_format=torch.channels_last)
     method.begin_step(info, student, teacher)
     student.to(job.fabric.device).to(memory_format=torch.channels_last)
+    if job.everyone.world > 1 and job.fabric.device.type == "cuda":
+        convert_sync_batchnorm(student)  # type: ignore[no-untyped-call]
+    elif job.everyone.world > 1:
+        job.display.say("batch norm: there is no synchronised one on this device; each process uses its own images")
     student.train()
     if step.number > 0 and config.net.bn_later == "freeze_stats":
         student.freeze_statistics()
@@ -269,7 +284,7 @@ def _score(job: Job, step: Step) -> StepScore:
     network.load_state_dict(model)
     network.to(job.fabric.device).to(memory_format=torch.channels_last)
     sizes = job.indexes["val"].size_by_id
-    cache = job.cache("val", step.test_ids)
+    cache = job.cache("val", job.indexes["val"].ids)
     batches = eval_batches(job.source, step.test_ids, sizes, step.test_table, job.config, share=job.share, cache=cache)
     matrix = confusion(job.fabric, network, batches, len(step.channels))
     names = tuple(c["name"] for c in meta["classes"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ class Watch:
         self._ids: dict[int, tuple[str, ...]] = {}
         self._images = 0
         self.logged = False
+        self.bad: Counter[str] = Counter()  # unreadable images that were skipped, and how often
         self._since = self._saved = time.monotonic()
 
     @torch.no_grad()
@@ -94,6 +96,7 @@ class Watch:
     def end_iteration(self, batch: Batch, metrics: Callable[[], dict[str, Tensor]]) -> bool:
         """Count one iteration; log if it is time to. Returns whether it is time to save."""
         self._ids[self.iteration] = batch.ids
+        self.bad.update(batch.bad)
         self._images += len(batch.ids)
         self.iteration += 1
         last = self.iteration == self.iterations
@@ -122,6 +125,8 @@ class Watch:
         }
         if torch.cuda.is_available():
             entry["peak_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
+        if self.bad:
+            entry["bad_images"] = dict(self.bad)
         if self._log is not None:
             self._log.write("train", **entry)
         self._display(entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sdrseg.methods.base import From, Method
 from sdrseg.methods.mib import INIT
 
+MEASURED = "measured: gradient on F as strong as in `default` (benchmarks/paper_weights.py, VOC 15-1, ResNet-50)"
 RELEASE = "release: method preset (the paper gives no λ)"
 
 
@@ -37,6 +38,9 @@ class SDR(Method):
             "pm.normaliser": From("n_old", "paper: Eq. 3"),
             "pm.background": From(True, "paper: Eq. 3, c ∈ C_{k−1}"),
             "cl.form": From("norm_sum", "paper: Eq. 6"),
+            "kd.weight": From(6.25, MEASURED),
+            "pm.weight": From(2.36e-3, MEASURED),
+            "cl.attract": From(3.72e-8, MEASURED),
         },
     }
 
