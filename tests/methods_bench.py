@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass, field
 
 import torch
@@ -89,19 +90,17 @@ def begin(
     lr: float = 0.01,
 ) -> Stage:
     """Train step 0 a little and stand at the beginning of step 1, batch norm frozen."""
-    torch.manual_seed(3)
     config = make_config(name, preset, *settings)
     base_type, base_config = base_of(METHODS[name], config)
-    everyone = everyone or Everyone(alone=True)
+    key = json.dumps([base_type.name, base_config.to_dict(), protocol, str(dtype), base_iterations, base_lr or lr])
+    if key not in _BASES:
+        _BASES[key] = _train_base(base_type, base_config, protocol, base_iterations, dtype, base_lr or lr)
+    weights, memory, losses = _BASES[key]
+    torch.manual_seed(4)
     student = build_network(config.net, N_OLD).to(dtype)
-    base = base_type(base_config, Everyone(alone=True))
-    base.begin_step(StepInfo(0, 0, N_OLD, protocol), student, None)
-    base_optimiser = torch.optim.SGD(student.parameters(), lr=base_lr or lr, momentum=0.9)
-    first = Stage(base, student, None, make_batch(0, protocol), base_optimiser)
-    first.iterate(base_iterations)
-    base.end_step(student)
-    method = METHODS[name](config, everyone)
-    method.load_state_dict(base.state_dict())
+    student.load_state_dict(weights)
+    method = METHODS[name](config, everyone or Everyone(alone=True))
+    method.load_state_dict(copy.deepcopy(memory))
     teacher = None
     if method.needs_teacher:
         teacher = copy.deepcopy(student).eval().requires_grad_(False)
@@ -109,4 +108,22 @@ def begin(
     student.train()
     student.freeze_statistics()
     optimiser = torch.optim.SGD(student.parameters(), lr=lr, momentum=0.9)
-    return Stage(method, student, teacher, make_batch(1, protocol), optimiser, first.losses.copy())
+    return Stage(method, student, teacher, make_batch(1, protocol), optimiser, losses.copy())
+
+
+_BASES: dict[str, tuple[dict[str, Tensor], dict[str, Tensor], list[float]]] = {}
+
+
+def _train_base(
+    method_type: type[Method], config: Config, protocol: str, iterations: int, dtype: torch.dtype, lr: float
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[float]]:
+    """Weights, memory and losses of a little step 0."""
+    torch.manual_seed(3)
+    student = build_network(config.net, N_OLD).to(dtype)
+    base = method_type(config, Everyone(alone=True))
+    base.begin_step(StepInfo(0, 0, N_OLD, protocol), student, None)
+    optimiser = torch.optim.SGD(student.parameters(), lr=lr, momentum=0.9)
+    stage = Stage(base, student, None, make_batch(0, protocol), optimiser)
+    stage.iterate(iterations)
+    base.end_step(student)
+    return copy.deepcopy(student.state_dict()), copy.deepcopy(base.state_dict()), stage.losses

@@ -210,6 +210,8 @@ def _train_step(job: Job, step: Step) -> None:
         if job.log is not None:
             job.log.cut(facts["log_bytes"])
         job.display.say(f"step {step.number}: goes on at iteration {done} of {iterations}")
+    elif job.log is not None:
+        job.log.cut_step(step.number)
     wrapped, optimiser = job.fabric.setup(student, optimiser)
     watch = Watch(
         step.number, iterations, job.log, job.display.update, config.run.log_every, 60 * config.run.save_minutes, done

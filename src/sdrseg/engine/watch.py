@@ -54,6 +54,15 @@ class Log:
         self._lines.truncate(size)
         self._lines.seek(size)
 
+    def cut_step(self, step: int) -> None:
+        """Forget a step that begins anew (and a last line that a kill left unfinished)."""
+        place = 0
+        for line in self.file.read_bytes().splitlines(keepends=True):
+            if not line.endswith(b"\n") or (line.startswith(b'{"event": "train"') and json.loads(line)["step"] >= step):
+                self.cut(place)
+                return
+            place += len(line)
+
     def close(self) -> None:
         self._lines.close()
         if self._board is not None:
