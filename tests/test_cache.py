@@ -193,6 +193,11 @@ def test_a_size_that_changed_since_indexing_is_an_error(image, mask):
     assert "changed meanwhile" in str(caught.value)
 
 
+@pytest.fixture(autouse=True)
+def no_set_is_too_small_for_workers(monkeypatch):
+    monkeypatch.setattr("sdrseg.data.cache.FEW", 1)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_building_from_a_source(workers):
     held = pictures([(3, 5), (8, 2), (4, 4), (1, 1)])

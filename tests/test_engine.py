@@ -218,6 +218,57 @@ def test_killed_in_the_middle_of_a_write_a_run_ends_the_same(finished, tmp_path,
     assert content(tmp_path / "killed") == content(finished)
 
 
+def test_worker_processes_end_with_a_killed_run(tmp_path):
+    """Otherwise they would wait for work for ever, and keep open whatever their parent had open."""
+    from multiprocessing import active_children
+
+    from sdrseg.config import load_config
+    from sdrseg.data.batches import train_batches
+    from sdrseg.data.shapes import Shapes
+
+    def busy() -> None:
+        source = Shapes(size=32, train=64)
+        config = load_config("shapes", None, ["data.workers=2", "data.crop=32"])
+        batches = iter(train_batches(source, source.ids("train"), np.arange(256, dtype=np.uint8), config))
+        next(batches)
+        (tmp_path / "workers.part").write_text(" ".join(str(child.pid) for child in active_children()))
+        (tmp_path / "workers.part").rename(tmp_path / "workers")
+        time.sleep(60)
+
+    child = in_child(busy)
+    while not (tmp_path / "workers").exists():
+        time.sleep(0.02)
+    workers = [int(pid) for pid in (tmp_path / "workers").read_text().split()]
+    assert len(workers) == 2
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    deadline = time.monotonic() + 3  # PyTorch's own watchdog looks every five seconds, and not always
+    while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in workers):
+        time.sleep(0.05)
+    left = [pid for pid in workers if Path(f"/proc/{pid}/stat").exists()]
+    assert all(Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z" for pid in left)
+
+
+def test_a_bad_image_stops_training_or_is_skipped_and_counted(tmp_path, monkeypatch):
+    from sdrseg.data.shapes import Shapes
+    from sdrseg.errors import DataError
+
+    real = Shapes.image
+
+    def image(self, id):
+        if id == "train-00007":
+            raise DataError("shapes:train-00007: cannot be read as a picture.")
+        return real(self, id)
+
+    monkeypatch.setattr(Shapes, "image", image)
+    with pytest.raises(DataError, match="train-00007"):
+        run(tmp_path / "stop", "ft", "data.workers=0")
+    display = Quiet()
+    settings = [*TINY, "data.workers=0", "run.on_bad_image=skip", "train.epochs=2"]
+    train(SPEC, "ft", tmp_path / "skip", assignments=settings, bases=tmp_path / "bases", display=display)
+    assert any("1 images could not be read and were skipped: train-00007 (2 times)" in text for text in display.said)
+
+
 @pytest.mark.parametrize("method", ["pi", "rw"])
 def test_importances_survive_a_kill_too(tmp_path, method):
     run(tmp_path / "whole", method, bases=tmp_path / "b1")

@@ -24,6 +24,7 @@ from sdrseg.data.augment import AUGMENTATIONS, EVALUATIONS, View, padding, show
 from sdrseg.data.cache import PixelCache
 from sdrseg.data.order import EvalOrder, Key, Share, TrainOrder
 from sdrseg.data.source import Source
+from sdrseg.data.workers import end_with_parent
 from sdrseg.errors import DataError
 from sdrseg.scenario import VOID
 
@@ -180,6 +181,7 @@ class Batches:
                 num_workers=min(self.workers, len(self.order)),
                 generator=torch.Generator(),  # nothing is drawn from the random numbers of the training
                 pin_memory=self.pin,
+                worker_init_fn=end_with_parent(),
             )
         )
 

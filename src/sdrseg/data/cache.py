@@ -19,11 +19,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from sdrseg.data.augment import FILL, Axis, View, padding, show
 from sdrseg.data.source import Progress, Source
+from sdrseg.data.workers import end_with_parent
 from sdrseg.errors import DataError, SdrsegError
 from sdrseg.scenario import VOID
 
 Size = tuple[int, int]  # height, width
 WORD = 4  # bytes a pixel
+FEW = 256  # images
 HEADROOM = 0.5
 """The share of free memory a cache may take: training needs the rest."""
 
@@ -127,7 +129,14 @@ def build_cache(
 ) -> PixelCache:
     """Decode the images of `sizes` (by id) with worker processes and keep them on `device`."""
     apart = torch.Generator()  # so that building a cache draws nothing from the random numbers of the training
-    loader = DataLoader(_Pairs(source, list(sizes)), batch_size=None, num_workers=workers, generator=apart)
+    few = len(sizes) < FEW  # not worth starting processes for
+    loader = DataLoader(
+        _Pairs(source, list(sizes)),
+        batch_size=None,
+        num_workers=0 if few else workers,
+        generator=apart,
+        worker_init_fn=end_with_parent(),
+    )
 
     def decoded() -> Iterator[tuple[Tensor, Tensor]]:
         for done, item in enumerate(loader, 1):
