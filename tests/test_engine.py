@@ -266,7 +266,10 @@ def test_a_bad_image_stops_training_or_is_skipped_and_counted(tmp_path, monkeypa
     display = Quiet()
     settings = [*TINY, "data.workers=0", "run.on_bad_image=skip", "train.epochs=2"]
     train(SPEC, "ft", tmp_path / "skip", assignments=settings, bases=tmp_path / "bases", display=display)
-    assert any("1 images could not be read and were skipped: train-00007 (2 times)" in text for text in display.said)
+    said = [text for text in display.said if "skipped" in text]
+    assert len(said) == 1 and "1 images could not be read and were skipped: train-00007 (" in said[0]
+    lines = (tmp_path / "skip/log.jsonl").read_text().splitlines()
+    assert any(json.loads(line).get("bad_images", {}).get("train-00007", 0) > 0 for line in lines)
 
 
 @pytest.mark.parametrize("method", ["pi", "rw"])
