@@ -19,7 +19,8 @@ from sdrseg.config import config_from, load_config
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import train_batches
 from sdrseg.engine.fit import make_optimiser
-from sdrseg.engine.run import Job, _prepare, assemble
+from sdrseg.engine.job import Job, prepare_job
+from sdrseg.engine.run import assemble
 from sdrseg.methods import METHODS, method_layers
 from sdrseg.scenario import parse_spec
 from sdrseg.terminal import print_json, print_table
@@ -36,7 +37,7 @@ def prepare(run: Path, data: Path | None) -> Job:
     spec = parse_spec(saved["spec"])
     chosen = load_config(spec.source, between=method_layers("sdr", "default", spec.task)).to_dict()
     config = config_from(saved["config"] | {section: chosen[section] for section in SWITCHES}, str(run))
-    return _prepare(spec, "sdr", config, data, run, None, None)
+    return prepare_job(spec, "sdr", config, data, run, None, None)
 
 
 def main() -> None:

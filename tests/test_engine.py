@@ -39,14 +39,6 @@ TINY = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # children are forked, and threads do not survive that
-    yield
-    torch.set_num_threads(before)
-
-
 class Quiet:
     """A display that shows nothing and remembers what was said."""
 
@@ -79,7 +71,6 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     """A whole SDR run with three steps, trained without interruption."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("finished") / "run"
     run(folder)
     return folder

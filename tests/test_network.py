@@ -29,15 +29,6 @@ from sdrseg.network import (
 from sdrseg.network_parts import ReleasedHead, sliding_mean
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small networks gain nothing from more, and lose much where cores are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def toy(classes: int = 4, seed: int = 0, **settings: object) -> Network:
     torch.manual_seed(seed)
     return build_network(Net(**{"encoder": "toy16", "weights": "none", **settings}), classes)

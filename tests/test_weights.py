@@ -25,15 +25,6 @@ from sdrseg.weights import load_weights
 TOY = Net("toy16", weights="none")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small networks gain nothing from more, and lose much where cores are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def fresh(net: Net = TOY, classes: int = 4, seed: int = 7) -> Network:
     torch.manual_seed(seed)
     return build_network(net, classes)

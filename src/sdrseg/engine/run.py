@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,9 @@ from timm.layers.norm_act import convert_sync_batchnorm
 
 from sdrseg import __version__
 from sdrseg.config import Config, config_from, load_config
-from sdrseg.data import open_source
-from sdrseg.data.batches import eval_batches, train_batches, workers
-from sdrseg.data.cache import PixelCache, build_cache, cache_device
-from sdrseg.data.index import ClassIndex, class_index
-from sdrseg.data.order import Share, TrainOrder
-from sdrseg.data.source import Source, Split
-from sdrseg.distributed import Everyone
-from sdrseg.engine.bases import BaseStore, base_key, base_of
+from sdrseg.data.batches import eval_batches, train_batches
+from sdrseg.data.order import TrainOrder
+from sdrseg.engine.bases import base_key, base_of
 from sdrseg.engine.checkpoint import (
     load_optimiser,
     load_random_state,
@@ -32,55 +26,14 @@ from sdrseg.engine.checkpoint import (
 from sdrseg.engine.evaluate import confusion
 from sdrseg.engine.fit import fit, make_optimiser
 from sdrseg.engine.folder import RunFolder
-from sdrseg.engine.launch import Interruption, make_fabric
-from sdrseg.engine.watch import Log, Watch
+from sdrseg.engine.job import Job, open_run_folder, prepare_job
+from sdrseg.engine.watch import Watch
 from sdrseg.files import write_json
-from sdrseg.methods import Method, StepInfo, find_method, method_layers
+from sdrseg.methods import Method, StepInfo, method_layers
 from sdrseg.metrics import StepScore, summary
 from sdrseg.network import Network, build_network, statistics_warning
-from sdrseg.scenario import Scenario, Spec, Step, build_scenario, parse_spec
-from sdrseg.terminal import TrainingDisplay, progress
+from sdrseg.scenario import Step, parse_spec
 from sdrseg.weights import load_weights
-
-
-@dataclass
-class Job:
-    """All that is fixed before the first step."""
-
-    spec: str
-    method: type[Method]
-    config: Config
-    source: Source
-    indexes: dict[Split, ClassIndex]
-    scenario: Scenario
-    folder: RunFolder
-    fabric: Any
-    everyone: Everyone
-    bases: BaseStore
-    display: Any
-    interruption: Interruption
-    log: Log | None = None
-    _caches: dict[Split, PixelCache | None] = field(default_factory=dict)
-
-    @property
-    def share(self) -> Share:
-        return Share(self.everyone.rank, self.everyone.world)
-
-    def cache(self, split: Split, ids: Sequence[str]) -> PixelCache | None:
-        """The decoded images of a step, where they fit; kept while they hold all that is asked for.
-
-        Training that skips bad images decodes them each time: a cache would not let itself be built of them.
-        """
-        if split == "train" and self.config.run.on_bad_image == "skip":
-            return None
-        kept = self._caches.pop(split, None)
-        if kept is None or not kept.sizes.keys() >= set(ids):
-            known = self.indexes[split].size_by_id
-            sizes = {id: known[id] for id in ids}
-            place = cache_device(self.config.data.cache, sizes.values(), self.fabric.device)
-            kept = None if place is None else build_cache(self.source, sizes, place, workers(self.config))
-        self._caches[split] = kept
-        return kept
 
 
 def train(
@@ -99,10 +52,10 @@ def train(
     spec = parse_spec(spec_text)
     layers = method_layers(method_name, preset, spec.task)
     config = load_config(spec.source, config_file, assignments, layers)
-    job = _prepare(spec, method_name, config, data, out, bases, display)
+    job = prepare_job(spec, method_name, config, data, out, bases, display)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
     if job.everyone.rank == 0:
-        _open_folder(job, {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__})
+        open_run_folder(job, {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__})
     job.fabric.barrier()
     try:
         with job.interruption:
@@ -126,7 +79,7 @@ def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
     folder = RunFolder(out)
     saved = folder.read_json("config.json")
     config = config_from(saved["config"], str(out / "config.json"))
-    job = _prepare(parse_spec(saved["spec"]), saved["method"], config, data, out, None, None)
+    job = prepare_job(parse_spec(saved["spec"]), saved["method"], config, data, out, None, None)
     results = []
     for step in job.scenario.steps:
         if folder.has_metrics(step.number):
@@ -134,48 +87,6 @@ def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
             results.append({**score, "same": score == folder.read_json(f"steps/{step.number}/metrics.json")})
     job.display.close()
     return results
-
-
-def _prepare(
-    spec: Spec, method_name: str, config: Config, data: Path | None, out: Path, bases: Path | None, display: Any
-) -> Job:
-    """Read the data, build the scenario and find the devices; nothing is written."""
-    method = find_method(method_name)
-    source = open_source(spec.source, data, config)
-    with progress(f"reading {spec.source}") as report:
-        indexes: dict[Split, ClassIndex] = {split: class_index(source, split, report) for split in ("train", "val")}
-    for index in indexes.values():
-        index.require_sound(source)
-    policy = {"void_train": config.data.void_train, "eval_future": config.eval.future}
-    scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **policy)
-    fabric = make_fabric(config)
-    everyone = Everyone()
-    return Job(
-        spec=str(spec),
-        method=method,
-        config=config,
-        source=source,
-        indexes=indexes,
-        scenario=scenario,
-        folder=RunFolder(out),
-        fabric=fabric,
-        everyone=everyone,
-        bases=BaseStore(bases),
-        display=display or TrainingDisplay(len(scenario.steps), everyone.rank == 0),
-        interruption=Interruption(everyone),
-    )
-
-
-def _open_folder(job: Job, identity: dict[str, Any]) -> None:
-    """Take the run folder and write down what the run is."""
-    job.folder.open(identity, job.config)
-    job.folder.note_environment(_device_name(job.fabric.device), job.everyone.world)
-    digests = {i: d.tobytes().hex() for x in job.indexes.values() for i, d in zip(x.ids, x.digests, strict=True)}
-    write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": digests})
-    job.log = Log(job.folder.path)
-    job.log.write("start", **identity, processes=job.everyone.world)
-    for warning in job.scenario.warnings:
-        job.display.say(f"warning: {warning}")
 
 
 def _train_step(job: Job, step: Step) -> None:
@@ -321,7 +232,3 @@ def _meta(job: Job, step: Step, config: Config, more: dict[str, Any]) -> dict[st
         "parent": parent,
         **more,
     }
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

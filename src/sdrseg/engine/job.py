@@ -1,0 +1,113 @@
+"""What is fixed before the first step of a run: data, scenario, devices, folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sdrseg.config import Config
+from sdrseg.data import open_source
+from sdrseg.data.batches import workers
+from sdrseg.data.cache import PixelCache, build_cache, cache_device
+from sdrseg.data.index import ClassIndex, class_index
+from sdrseg.data.order import Share
+from sdrseg.data.source import Source, Split
+from sdrseg.distributed import Everyone
+from sdrseg.engine.bases import BaseStore
+from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.launch import Interruption, make_fabric
+from sdrseg.engine.watch import Log
+from sdrseg.files import write_json
+from sdrseg.methods import Method, find_method
+from sdrseg.scenario import Scenario, Spec, build_scenario
+from sdrseg.terminal import TrainingDisplay, progress
+
+
+@dataclass
+class Job:
+    """All that is fixed before the first step."""
+
+    spec: str
+    method: type[Method]
+    config: Config
+    source: Source
+    indexes: dict[Split, ClassIndex]
+    scenario: Scenario
+    folder: RunFolder
+    fabric: Any
+    everyone: Everyone
+    bases: BaseStore
+    display: Any
+    interruption: Interruption
+    log: Log | None = None
+    _caches: dict[Split, PixelCache | None] = field(default_factory=dict)
+
+    @property
+    def share(self) -> Share:
+        return Share(self.everyone.rank, self.everyone.world)
+
+    def cache(self, split: Split, ids: Sequence[str]) -> PixelCache | None:
+        """The decoded images of a step, where they fit; kept while they hold all that is asked for.
+
+        Training that skips bad images decodes them each time: a cache would not let itself be built of them.
+        """
+        if split == "train" and self.config.run.on_bad_image == "skip":
+            return None
+        kept = self._caches.pop(split, None)
+        if kept is None or not kept.sizes.keys() >= set(ids):
+            known = self.indexes[split].size_by_id
+            sizes = {id: known[id] for id in ids}
+            place = cache_device(self.config.data.cache, sizes.values(), self.fabric.device)
+            kept = None if place is None else build_cache(self.source, sizes, place, workers(self.config))
+        self._caches[split] = kept
+        return kept
+
+
+def prepare_job(
+    spec: Spec, method_name: str, config: Config, data: Path | None, out: Path, bases: Path | None, display: Any
+) -> Job:
+    """Read the data, build the scenario and find the devices; nothing is written."""
+    method = find_method(method_name)
+    source = open_source(spec.source, data, config)
+    with progress(f"reading {spec.source}") as report:
+        indexes: dict[Split, ClassIndex] = {split: class_index(source, split, report) for split in ("train", "val")}
+    for index in indexes.values():
+        index.require_sound(source)
+    policy = {"void_train": config.data.void_train, "eval_future": config.eval.future}
+    scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **policy)
+    fabric = make_fabric(config)
+    everyone = Everyone()
+    return Job(
+        spec=str(spec),
+        method=method,
+        config=config,
+        source=source,
+        indexes=indexes,
+        scenario=scenario,
+        folder=RunFolder(out),
+        fabric=fabric,
+        everyone=everyone,
+        bases=BaseStore(bases),
+        display=display or TrainingDisplay(len(scenario.steps), everyone.rank == 0),
+        interruption=Interruption(everyone),
+    )
+
+
+def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
+    """Take the run folder and write down what the run is."""
+    job.folder.open(identity, job.config)
+    job.folder.note_environment(_device_name(job.fabric.device), job.everyone.world)
+    digests = {i: d.tobytes().hex() for x in job.indexes.values() for i, d in zip(x.ids, x.digests, strict=True)}
+    write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": digests})
+    job.log = Log(job.folder.path)
+    job.log.write("start", **identity, processes=job.everyone.world)
+    for warning in job.scenario.warnings:
+        job.display.say(f"warning: {warning}")
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
