@@ -143,6 +143,24 @@ def test_the_base_is_trained_once_for_all_methods_and_shared_by_sequential(finis
     assert len(list(store.iterdir())) == 2  # a step 0 of its own
 
 
+def test_intransigence_is_measured_against_an_offline_run(finished, tmp_path):
+    run(tmp_path / "offline", "offline", spec="shapes:offline")
+    bases = finished.parent / "bases"
+    result = train(SPEC, "sdr", finished, assignments=TINY, bases=bases, offline=tmp_path / "offline", display=Quiet())
+    best = json.loads((tmp_path / "offline/steps/0/metrics.json").read_text())["classes"]
+    first = json.loads((finished / "steps/1/metrics.json").read_text())["classes"]
+    assert result["intransigence"]["by_class"][9] == pytest.approx(best[9]["iou"] - first[9]["iou"])
+    run(finished, bases=bases)  # and back to what the other tests expect
+
+
+@pytest.mark.parametrize("setting", ["run.accumulate=2", "optim.clip=0.1", "optim.lr_rule=linear", "data.cache=off"])
+def test_other_ways_to_train(finished, tmp_path, setting):
+    """Accumulation, clipping and the learning-rate rule change the weights; where images are kept does not."""
+    run(tmp_path / "run", "sdr", setting)
+    same = content(tmp_path / "run") == content(finished)
+    assert same == (setting == "data.cache=off")
+
+
 # --- going on after a kill -------------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,9 @@ def train(
     bases: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where models of step 0 are kept and shared.")
     ] = None,
+    offline: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A run of the task `offline` to compare with.")
+    ] = None,
     on_bad_image: Annotated[str | None, typer.Option(help="stop (default) or skip.")] = None,
     config: ConfigFile = None,
     set: Assignments = None,
@@ -95,7 +98,9 @@ def train(
     given = list(set or [])
     given += [f"net.weights={weights!r}"] if weights is not None else []
     given += [f"run.on_bad_image={on_bad_image}"] if on_bad_image is not None else []
-    summary = run(spec, method, out, data=path, preset=preset, config_file=config, assignments=given, bases=bases)
+    summary = run(
+        spec, method, out, data=path, preset=preset, config_file=config, assignments=given, bases=bases, offline=offline
+    )
     show_summary(out, summary, json)
 
 

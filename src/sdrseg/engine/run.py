@@ -46,9 +46,14 @@ def train(
     config_file: Path | None = None,
     assignments: Sequence[str] = (),
     bases: Path | None = None,
+    offline: Path | None = None,
     display: Any = None,
 ) -> dict[str, Any]:
-    """Train every step that is not done yet, score each, and return the summary. The same call again resumes."""
+    """Train every step that is not done yet, score each, and return the summary. The same call again resumes.
+
+    `offline`: a finished run on all classes at once, to measure intransigence against.
+    """
+    bound = None if offline is None else offline_iou(offline)
     spec = parse_spec(spec_text)
     layers = method_layers(method_name, preset, spec.task)
     config = load_config(spec.source, config_file, assignments, layers)
@@ -66,7 +71,7 @@ def train(
                 if not job.folder.has_metrics(step.number):
                     _score_step(job, step)
                 job.fabric.barrier()
-            return _summarise(job)
+            return _summarise(job, bound)
     finally:
         job.display.close()
         if job.log is not None:
@@ -204,10 +209,17 @@ def _score(job: Job, step: Step) -> StepScore:
     return StepScore(step.number, names, len(job.scenario.steps[0].channels), matrix)
 
 
-def _summarise(job: Job) -> dict[str, Any]:
+def offline_iou(run: Path) -> dict[str, float | None]:
+    """The IoU of each class, by name, after the last step of a run."""
+    folder = RunFolder(run)
+    last = folder.read_json("summary.json")["steps"] - 1
+    return {c["name"]: c["iou"] for c in folder.read_json(f"steps/{last}/metrics.json")["classes"]}
+
+
+def _summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]:
     numbers = range(len(job.scenario.steps))
     scores = [StepScore.from_dict(job.folder.read_json(f"steps/{k}/metrics.json")) for k in numbers]
-    result = summary(scores)
+    result = summary(scores, bound)
     if job.everyone.rank == 0:
         write_json(job.folder.path / "summary.json", result)
     return result

@@ -21,6 +21,8 @@ def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
     out.print(f"step-averaged mIoU {_percent(summary['step_averaged_miou'])}", markup=False)
     if summary["steps"] > 1:
         out.print(f"forgetting at the end {_percent(summary['forgetting']['final'])}", markup=False)
+    if "intransigence" in summary:
+        out.print(f"intransigence against offline {_percent(summary['intransigence']['mean'])}", markup=False)
     out.print(f"everything is in {folder}", markup=False)
 
 
