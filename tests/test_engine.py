@@ -420,6 +420,13 @@ def test_too_few_images_for_a_batch_is_said_before_anything_is_done(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("wrong", ["net.encoder=resnet5", "net.weights=/nowhere.pth", "net.decoder=dpt"])
+def test_a_wrong_network_is_said_before_the_folder_is_made(tmp_path, wrong):
+    with pytest.raises(SdrsegError, match=wrong.split("=")[0]):
+        run(tmp_path / "run", "sdr", wrong)
+    assert not (tmp_path / "run").exists()
+
+
 # --- bases that travel -----------------------------------------------------------------------------------------------
 
 

@@ -83,9 +83,7 @@ def train(
     bases: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where models of step 0 are kept and shared.")
     ] = None,
-    offline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="A run of the task `offline` to compare with.")
-    ] = None,
+    offline: Annotated[Path | None, typer.Option(metavar="RUN", help="A run of the task offline, to compare.")] = None,
     on_bad_image: Annotated[str | None, typer.Option(help="stop (default) or skip.")] = None,
     config: ConfigFile = None,
     set: Assignments = None,

@@ -51,12 +51,14 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise SdrsegError(f"{self.path} is a file. Choose another folder with --out.")
         self.path.mkdir(parents=True, exist_ok=True)
-        others = [p.name for p in self.path.iterdir() if p.name not in (".lock", "config.json")]
+        others = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
         if others and not (self.path / "config.json").exists():
             raise SdrsegError(
                 f"{self.path} holds {sorted(others)[0]} and is no run of ours. Choose an empty folder with --out."
             )
         self._take_lock()
+        for left_over in self.path.rglob(".*.tmp"):  # a process was killed while it wrote
+            left_over.unlink()
         if not (self.path / "config.json").exists():
             write_json(self.path / "config.json", {**identity, "format": FORMAT, "config": config.to_dict()})
             return False

@@ -59,6 +59,8 @@ def train(
     config = load_config(spec.source, config_file, assignments, layers)
     job = prepare_job(spec, method_name, config, data, out, bases, display)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
+    if not job.folder.has_model(0):  # a wrong network or file of weights is said before the folder is made
+        load_weights(build_network(config.net, len(job.scenario.steps[0].channels)), config.net.weights, config.net)
     if job.everyone.rank == 0:
         open_run_folder(job, {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__})
     job.fabric.barrier()
