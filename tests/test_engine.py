@@ -429,6 +429,16 @@ def test_a_wrong_network_is_said_before_the_folder_is_made(tmp_path, wrong):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_stored_base_needs_no_weights(finished, tmp_path, monkeypatch):
+    def load_weights(*_):
+        raise SdrsegError("the weights are not at hand")
+
+    monkeypatch.setattr("sdrseg.engine.run.load_weights", load_weights)
+    run(tmp_path / "run", "mib", bases=finished.parent / "bases")
+    with pytest.raises(SdrsegError, match="not at hand"):
+        run(tmp_path / "other", "mib", bases=tmp_path / "empty")
+
+
 # --- bases that travel -----------------------------------------------------------------------------------------------
 
 

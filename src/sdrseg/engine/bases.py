@@ -70,10 +70,13 @@ class BaseStore:
     def __init__(self, folder: Path | None = None):
         self.folder = folder or cache_folder() / "bases"
 
+    def has(self, key: str) -> bool:
+        return (self.folder / key / "meta.json").exists()
+
     def load(self, key: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None:
         """(meta, model, memory) of a base, or None."""
         folder = self.folder / key
-        if not (folder / "meta.json").exists():
+        if not self.has(key):
             return None
         meta = json.loads((folder / "meta.json").read_text())
         remedy = f"Remove {folder}; the base is then trained again."

@@ -59,8 +59,9 @@ def train(
     config = load_config(spec.source, config_file, assignments, layers)
     job = prepare_job(spec, method_name, config, data, out, bases, display)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
-    if not job.folder.has_model(0):  # a wrong network or file of weights is said before the folder is made
-        load_weights(build_network(config.net, len(job.scenario.steps[0].channels)), config.net.weights, config.net)
+    network = build_network(config.net, len(job.scenario.steps[0].channels))
+    if not job.folder.has_model(0) and not job.bases.has(_base(job)[2]):
+        load_weights(network, config.net.weights, config.net)  # what is wrong is said before the folder is made
     if job.everyone.rank == 0:
         open_run_folder(job, {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__})
     job.fabric.barrier()
@@ -98,9 +99,9 @@ def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
 
 def _train_step(job: Job, step: Step) -> None:
     """Fit one step from its beginning or from the saved state, and save the model."""
-    config = job.config.of_step(step.number)
-    method_type, config = base_of(job.method, config) if step.number == 0 else (job.method, config)
-    key = base_key(method_type, config, step, job.indexes["train"]) if step.number == 0 else None
+    method_type, config, key = job.method, job.config.of_step(step.number), None
+    if step.number == 0:
+        method_type, config, key = _base(job)
     if key is not None and (base := job.bases.load(key)) is not None:
         job.display.say(f"step 0: taken from the store of bases ({key})")
         if job.everyone.rank == 0:
@@ -155,6 +156,12 @@ def _train_step(job: Job, step: Step) -> None:
         job.folder.save_step(step.number, model, memory, _meta(job, step, config, {"base": key} if key else {}))
         if key is not None:
             job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
+
+
+def _base(job: Job) -> tuple[type[Method], Config, str]:
+    """The method, configuration and key of step 0."""
+    method_type, config = base_of(job.method, job.config.of_step(0))
+    return method_type, config, base_key(method_type, config, job.scenario.steps[0], job.indexes["train"])
 
 
 def assemble(job: Job, step: Step, method_type: type[Method], config: Config) -> tuple[Method, Network, Network | None]:

@@ -13,6 +13,11 @@ ROW = "paper: ablation table, VOC 15-1 disjoint"
 OFF: dict[str, Any] = {"kd.weight": 0.0, "pm.weight": 0.0, "cl.attract": 0.0, "cl.repel": 0.0, "sp.weight": 0.0}
 
 
+PM = {"pm__weight": SDR.switches["pm.weight"].value}
+SP = {"sp__weight": SDR.switches["sp.weight"].value}
+CL = {"cl__attract": SDR.switches["cl.attract"].value, "cl__repel": SDR.switches["cl.repel"].value}
+
+
 def variant(of: type[Method], name: str, summary: str, source: str, **values: Any) -> type[Method]:
     """A method that differs from another in some switches only ("kd__weight" stands for kd.weight)."""
     changed = {key.replace("__", "."): From(value, source) for key, value in values.items()}
@@ -22,16 +27,11 @@ def variant(of: type[Method], name: str, summary: str, source: str, **values: An
 
 def _ablation() -> list[type[Method]]:
     without = {key.replace(".", "__"): value for key, value in OFF.items()}
-    terms = {
-        "pm": {"pm__weight": SDR.switches["pm.weight"].value},
-        "sp": {"sp__weight": SDR.switches["sp.weight"].value},
-        "cl": {"cl__attract": SDR.switches["cl.attract"].value, "cl__repel": SDR.switches["cl.repel"].value},
-    }
     rows: list[tuple[str, str, dict[str, Any]]] = [
-        ("3", "UNCE, matching", terms["pm"]),
-        ("4", "UNCE, matching, sparsity", terms["pm"] | terms["sp"]),
-        ("5", "UNCE, matching, sparsity, contrast", terms["pm"] | terms["sp"] | terms["cl"]),
-        ("cl", "UNCE, contrast alone", terms["cl"]),
+        ("3", "UNCE, matching", PM),
+        ("4", "UNCE, matching, sparsity", PM | SP),
+        ("5", "UNCE, matching, sparsity, contrast", PM | SP | CL),
+        ("cl", "UNCE, contrast alone", CL),
     ]
     made = [
         variant(FineTune, "ablation-1", "Ablation row 1: CE (the same as ft)", ROW),
@@ -66,10 +66,8 @@ def _sparsity() -> list[type[Method]]:
 def _standard() -> list[type[Method]]:
     """Standard segmentation: the latent terms in one step with all classes."""
     source = "paper: table of standard semantic segmentation"
-    sp = {"sp__weight": SDR.switches["sp.weight"].value}
-    cl = {"cl__attract": SDR.switches["cl.attract"].value, "cl__repel": SDR.switches["cl.repel"].value}
     made = []
-    for name, values in (("sp", sp), ("cl", cl), ("sp-cl", sp | cl)):
+    for name, values in (("sp", SP), ("cl", CL), ("sp-cl", SP | CL)):
         summary = f"Offline with {name.replace('-', ' and ')} switched on in step 0"
         extra = variant(Offline, f"offline-{name}", summary, source, latent__step0=True, **values)
         extra.own_step0 = True
