@@ -12,8 +12,11 @@ from sdrseg.data.augment import AUGMENTATIONS, crop512, normalise, show
 from sdrseg.data.augment import padding as padding_of
 from sdrseg.data.batches import Batch, Cached
 from sdrseg.data.cache import PixelCache
+from sdrseg.engine.fit import make_optimiser
+from sdrseg.engine.launch import make_fabric
+from sdrseg.engine.passes import GraphPass, Pass, make_pass
 from sdrseg.engine.watch import Watch
-from sdrseg.methods import METHODS, StepInfo, method_layers
+from sdrseg.methods import METHODS, Method, StepInfo, method_layers
 from sdrseg.network import build_network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -122,3 +125,117 @@ def test_cached_batches_make_the_host_wait_for_nothing(no_synchronisation):
     samples.batch([(0, i) for i in range(8)])
     with no_synchronisation:
         samples.batch([(0, i) for i in range(8)])
+
+
+@pytest.fixture
+def deterministic():
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def trained(name: str, speed: str, protocol: str, step0: bool = False) -> dict[str, torch.Tensor]:
+    """Weights and memory after nine iterations on changing batches."""
+    config = load_config("shapes", None, [f"run.speed={speed}"], method_layers(name, "default", None))
+    fabric = make_fabric(config)
+    torch.manual_seed(0)
+    student, teacher = build_network(config.net, 5).cuda(), None
+    method = METHODS[name](config)
+    if step0 or METHODS[name].own_step0:
+        method.begin_step(StepInfo(0, 0, 5, protocol), student, None)
+    if not step0:
+        if METHODS[name].own_step0:
+            method.end_step(student)
+        teacher = build_network(config.net, 5).cuda().eval().requires_grad_(False) if method.needs_teacher else None
+        method.begin_step(StepInfo(1, 5, 2, protocol), student, teacher)
+    student.train()
+    said: list[str] = []
+    wrapped, optimiser = fabric.setup(student, make_optimiser(student, config, 1))
+    compute = make_pass(fabric, method, wrapped, teacher, config, 0, said.append)
+    assert isinstance(compute, GraphPass) == (speed == "graph")
+    for _ in range(9):
+        batch = random_batch(5 if step0 else 7, 0 if step0 else 5)
+        compute.forget_gradients()
+        passed = compute(batch)
+        method.after_backward(student)
+        optimiser.step()
+        method.after_update(student)
+    assert not any("no CUDA graph" in text for text in said), said
+    result = {f"weight {n}": t for n, t in student.state_dict().items()}
+    result |= {f"memory {n}": t for n, t in method.state_dict().items()}
+    return result | {f"term {n}": t for n, t in passed.terms.items()}
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if not n.startswith(("ablation", "sparsity"))] + ["sparsity-l0"])
+@pytest.mark.parametrize("stage", ["step 0", "sequential", "disjoint"])
+def test_a_replayed_pass_equals_the_plain_one_bit_for_bit(name, stage, deterministic):
+    protocol = "disjoint" if stage == "step 0" else stage
+    plain, graph = (trained(name, speed, protocol, stage == "step 0") for speed in ("plain", "graph"))
+    assert plain.keys() == graph.keys()
+    for key in plain:
+        assert torch.equal(plain[key], graph[key]), key
+
+
+class Waiting(Method):
+    """Makes the host wait, which a recording does not allow."""
+
+    name, summary, replayable = "waiting", "", True
+
+    def terms(self, batch, student, teacher):
+        terms = super().terms(batch, student, teacher)
+        return {"ce": terms["ce"] * (1.0 if terms["ce"].item() > -1 else 2.0)}
+
+
+def test_what_cannot_be_recorded_is_computed_plainly(monkeypatch, deterministic):
+    monkeypatch.setitem(METHODS, "waiting", Waiting)
+    config = load_config("shapes", between=method_layers("ft", "default", None))
+    results = []
+    for speed in ("plain", "graph"):
+        torch.manual_seed(0)
+        student = build_network(config.net, 5).cuda().train()
+        method = Waiting(config)
+        method.begin_step(StepInfo(0, 0, 5, "disjoint"), student, None)
+        fabric = make_fabric(config)
+        wrapped, optimiser = fabric.setup(student, make_optimiser(student, config, 0))
+        said: list[str] = []
+        plain = Pass(fabric, method, wrapped, None)
+        compute = GraphPass(plain, said.append) if speed == "graph" else plain
+        for _ in range(6):
+            compute.forget_gradients()
+            compute(random_batch(5, 0))
+            optimiser.step()
+        results.append({**student.state_dict(), **method.state_dict()})
+        assert bool(said) == (speed == "graph")
+    assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
+
+
+@pytest.mark.parametrize(("name", "decoder"), [("sdr", "deeplabv3plus"), ("rw", "deeplabv3")])
+def test_a_compiled_pass_is_no_further_from_the_truth_than_the_plain_one(name, decoder):
+    """In bf16: the gradient's distance to that of float32 arithmetic."""
+    gradients = {}
+    for speed, precision in (("plain", "fp32"), ("plain", "bf16"), ("compile", "bf16"), ("compile", "fp32")):
+        settings = [f"run.speed={speed}", f"run.precision={precision}", f"net.decoder={decoder}"]
+        config = load_config("shapes", None, settings, method_layers(name, "default", None))
+        torch.manual_seed(0)
+        student = build_network(config.net, 5).cuda()
+        teacher = build_network(config.net, 5).cuda().eval().requires_grad_(False)
+        method = METHODS[name](config)
+        method.begin_step(StepInfo(0, 0, 5, "disjoint"), student, None)
+        method.end_step(student)
+        method.begin_step(StepInfo(1, 5, 2, "disjoint"), student, teacher)
+        student.train()
+        student.freeze_statistics()
+        fabric = make_fabric(config)
+        wrapped = fabric.setup(student)
+        compute = make_pass(fabric, method, wrapped, teacher if method.needs_teacher else None, config, 0, print)
+        torch.manual_seed(1)
+        for _ in range(6):
+            compute.forget_gradients()
+            compute(random_batch(7, 5))
+        assert compute.how == ("plain" if speed == "plain" else "compiled, replayed as a CUDA graph")
+        gradients[speed, precision] = torch.cat([p.grad.flatten() for p in student.parameters()])
+    truth = gradients["plain", "fp32"]
+    far = {key: float((value - truth).norm() / truth.norm()) for key, value in gradients.items()}
+    assert far["compile", "fp32"] < 1e-3, far  # TF32 convolutions
+    assert far["compile", "bf16"] < 1.1 * far["plain", "bf16"] + 1e-3, far

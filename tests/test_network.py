@@ -439,7 +439,10 @@ def test_precision_and_memory_format(decoder):
     plain = network(x)
     with torch.autocast("cpu", torch.bfloat16):
         low = network(x)
-    assert all(t.isfinite().all() for t in low) and low.logits.dtype == torch.bfloat16
+    assert all(t.isfinite().all() for t in low) and (low.coarse.dtype, low.logits.dtype) == (
+        torch.bfloat16,
+        torch.float32,
+    )
     assert torch.allclose(low.logits.float(), plain.logits, atol=0.05)
     last = network.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
     assert last.features.is_contiguous(memory_format=torch.channels_last)

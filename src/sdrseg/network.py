@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sdrseg.config.net import Net
 from sdrseg.errors import UsageError
-from sdrseg.network_parts import ReleasedHead, place_strides
+from sdrseg.network_parts import ReleasedHead, place_strides, refine_deeplab, upsample
 from sdrseg.scenario.spec import nearest
 
 REFUSED = {"dpt": "its head is more than one convolution and it takes tokens beside the features"}
@@ -53,14 +53,20 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> Output:
         """Images (B, 3, H, W), normalised, of any size: bottom and right are padded with zeros where needed."""
+        features, embedding = self.trunk(images)
+        return self.classify(features, embedding, images.shape[-2], images.shape[-1])
+
+    def trunk(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Body and head, which do not know how many classes there are: (features, embedding)."""
         height, width = images.shape[-2:]
-        images = resize_canvas(images, _up(height, self.multiple), _up(width, self.multiple))
-        scales = self.body(images)
-        embedding = self.head(scales)
+        scales = self.body(resize_canvas(images, _up(height, self.multiple), _up(width, self.multiple)))
+        return scales[-1], self.head(scales)
+
+    def classify(self, features: Tensor, embedding: Tensor, height: int, width: int) -> Output:
+        """What the classifier makes of it, for images of this size."""
         coarse = self.classifier(embedding)
-        logits = F.interpolate(coarse, size=images.shape[-2:], mode="bilinear", align_corners=False)
-        logits = resize_canvas(logits, height, width)
-        return Output(logits, coarse, embedding, scales[-1])
+        padded = (_up(height, self.multiple), _up(width, self.multiple))
+        return Output(resize_canvas(upsample(coarse, padded), height, width), coarse, embedding, features)
 
     @property
     def classes(self) -> int:
@@ -222,4 +228,6 @@ def _parts(net: Net, classes: int) -> tuple[Any, nn.Module, nn.Conv2d]:
     model = smp.create_model(net.decoder, net.encoder, encoder_weights=None, classes=classes, **options)
     if type(model.segmentation_head) is not SegmentationHead:
         raise UsageError(f"net.decoder={net.decoder}: its head cannot grow. Use one of {', '.join(DECODERS)}.")
+    if net.decoder in ("deeplabv3", "deeplabv3plus"):
+        refine_deeplab(model.decoder)
     return model.encoder, model.decoder, model.segmentation_head[0]

@@ -8,6 +8,7 @@ import segmentation_models_pytorch as smp
 import torch
 from segmentation_models_pytorch.encoders._base import EncoderMixin
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision.models.resnet import Bottleneck, ResNet
 
 from sdrseg.config.net import Net
@@ -53,6 +54,86 @@ def sliding_mean(features: Tensor, window: int = 32) -> Tensor:
 
     height, width = features.shape[-2:]
     return weights(height) @ features @ weights(width).T
+
+
+class PooledBranch(nn.Sequential):
+    """smp's pooling branch, with its one value per channel repeated instead of interpolated."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        pooled = features
+        for part in self:
+            pooled = part(pooled)
+        return pooled.expand(-1, -1, features.shape[-2], features.shape[-1])
+
+
+class Upsample(nn.Module):
+    """nn.Upsample(mode="bilinear", align_corners=True), computed in float32 and given in the input's precision."""
+
+    def __init__(self, factor: int):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, maps: Tensor) -> Tensor:
+        size = (maps.shape[-2] * self.factor, maps.shape[-1] * self.factor)
+        return upsample(maps, size, align_corners=True).to(maps.dtype)
+
+
+def refine_deeplab(decoder: Any) -> None:
+    """Put these two in their places in smp's DeepLabV3 and DeepLabV3+."""
+    aspp: Any = decoder.aspp[0] if isinstance(decoder.aspp, nn.Sequential) else decoder.aspp
+    aspp.convs[-1] = PooledBranch(*aspp.convs[-1])
+    if hasattr(decoder, "up"):
+        decoder.up = Upsample(int(decoder.up.scale_factor))
+
+
+def upsample(maps: Tensor, size: tuple[int, int], *, align_corners: bool = False) -> Tensor:
+    """Bilinear upsampling in float32 (or float64).
+
+    A compiler would take it apart into gathers, and its gradient into additions in half precision, which lose digits
+    and time; so there it is one operation that is not looked into.
+    """
+    maps = maps if maps.dtype in (torch.float32, torch.float64) else maps.float()
+    if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+        return cast(Tensor, _upsample(maps, *size, align_corners))
+    return F.interpolate(maps, size=size, mode="bilinear", align_corners=align_corners)
+
+
+@torch.library.custom_op("sdrseg::upsample", mutates_args=())
+def _upsample(maps: Tensor, height: int, width: int, align_corners: bool) -> Tensor:
+    large = F.interpolate(maps, size=(height, width), mode="bilinear", align_corners=align_corners)
+    return large.contiguous(memory_format=torch.channels_last)
+
+
+@_upsample.register_fake
+def _(maps: Tensor, height: int, width: int, align_corners: bool) -> Tensor:
+    like = maps.new_empty(*maps.shape[:2], height, width)
+    return like.contiguous(memory_format=torch.channels_last)
+
+
+@torch.library.custom_op("sdrseg::upsample_backward", mutates_args=())
+def _upsample_backward(gradient: Tensor, height: int, width: int, align_corners: bool) -> Tensor:
+    size, small = list(gradient.shape[-2:]), [*gradient.shape[:2], height, width]
+    back = torch.ops.aten.upsample_bilinear2d_backward(
+        gradient.contiguous(memory_format=torch.channels_last), size, small, align_corners
+    )
+    return cast(Tensor, back).contiguous(memory_format=torch.channels_last)
+
+
+@_upsample_backward.register_fake
+def _(gradient: Tensor, height: int, width: int, align_corners: bool) -> Tensor:
+    like = gradient.new_empty(*gradient.shape[:2], height, width)
+    return like.contiguous(memory_format=torch.channels_last)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.size, ctx.align_corners = inputs[0].shape[-2:], inputs[3]
+
+
+def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    return cast(Tensor, _upsample_backward(gradient, *ctx.size, ctx.align_corners)), None, None, None
+
+
+_upsample.register_autograd(_back, setup_context=_remember)
 
 
 class ToyBody(nn.Module, EncoderMixin):  # type: ignore[misc]

@@ -33,10 +33,17 @@ class Run:
 
     accumulate: int = setting(1, "cut each batch into so many parts that are computed one after the other", 1)
     precision: Literal["auto", "fp32", "bf16"] = setting("auto", "of the network: bf16 on GPUs that have it, or fp32")
+    speed: Literal["auto", "plain", "graph", "compile"] = setting(
+        "auto",
+        "plain; graph: forward and backward replayed as a CUDA graph, the same bit for bit; compile: compiled, and "
+        "replayed where there is a GPU, the same but for rounding; auto: on one GPU graph, and compile in long runs",
+    )
     save_minutes: float = setting(5.0, "minutes between two saved states within a step", 0)
     log_every: int = setting(20, "iterations between two lines of the log", 1)
     on_bad_image: Literal["stop", "skip"] = setting("stop", "a training image that cannot be read")
 
 
-FREE = {"data.workers", "data.cache", "run.accumulate", "run.save_minutes", "run.log_every", "run.on_bad_image"}
+FREE = {"data.workers", "data.cache"} | {
+    f"run.{name}" for name in ("accumulate", "speed", "save_minutes", "log_every", "on_bad_image")
+}
 """What may differ when a run is resumed."""

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from sdrseg.config import Config
-from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batches
+from sdrseg.engine.passes import GraphPass, Pass
 from sdrseg.engine.watch import Watch
-from sdrseg.methods.base import Method
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -30,16 +28,14 @@ def make_optimiser(network: Network, config: Config, step: int) -> torch.optim.S
         {"params": list(network.body_parameters()), "lr": lr, "initial_lr": lr},
         {"params": list(network.head_parameters()), "lr": lr * factor, "initial_lr": lr * factor},
     ]
-    return torch.optim.SGD(
-        groups, lr=lr, momentum=optim.momentum, nesterov=optim.nesterov, weight_decay=optim.weight_decay
-    )
+    options: dict[str, Any] = {"momentum": optim.momentum, "nesterov": optim.nesterov}
+    fused = next(network.parameters()).is_cuda or None  # one kernel for many parameters
+    return torch.optim.SGD(groups, lr=lr, weight_decay=optim.weight_decay, fused=fused, **options)
 
 
 def fit(
     fabric: Fabric,
-    method: Method,
-    student: Any,
-    teacher: Network | None,
+    compute: Pass | GraphPass,
     optimiser: Any,
     batches: Batches,
     config: Config,
@@ -47,34 +43,25 @@ def fit(
     save: Callable[[], None],
     check: Callable[[bool], None],
 ) -> None:
-    """Train `student` (wrapped by Fabric) on all batches that are left."""
+    """Train on all batches that are left."""
+    method, student, total = compute.method, compute.student, watch.iterations
     network: Network = student.module
-    total = watch.iterations
-    weights = method.weights()
     for batch in batches:
-        optimiser.zero_grad(set_to_none=True)
         for group in optimiser.param_groups:
             group["lr"] = group["initial_lr"] * (1 - watch.iteration / total) ** config.optim.power
         whole = batch.to(fabric.device)
         parts = whole.split(config.run.accumulate)
         method.expect(whole if len(parts) > 1 else None, len(parts))
+        compute.forget_gradients()
         for number, part in enumerate(parts, 1):
             with fabric.no_backward_sync(student, enabled=number < len(parts)):
-                images = normalise(part.images)
-                seen = None
-                if teacher is not None:
-                    with torch.no_grad(), fabric.autocast():
-                        seen = teacher(images)
-                output = student(images)
-                terms = method.terms(part, output, seen)
-                loss: Tensor = sum(weights.get(name, 1.0) * term for name, term in terms.items())  # type: ignore[assignment]
-                fabric.backward(loss)
-                watch.add(terms, loss)
+                passed = compute(part)
+                watch.add(passed.terms, passed.loss)
         method.after_backward(network)
         if config.optim.clip > 0:
             fabric.clip_gradients(student, optimiser, max_norm=config.optim.clip)
         optimiser.step()
         method.after_update(network)
-        if watch.end_iteration(whole, lambda: method.metrics(part, output)):  # noqa: B023 - called at once
+        if watch.end_iteration(whole, lambda: method.metrics(part, passed.features)):  # noqa: B023 - called at once
             save()
         check(watch.logged)

@@ -23,7 +23,7 @@ from sdrseg.engine.launch import Interruption, make_fabric
 from sdrseg.engine.watch import Log
 from sdrseg.files import write_json
 from sdrseg.methods import Method, find_method
-from sdrseg.scenario import Scenario, Spec, build_scenario
+from sdrseg.scenario import Scenario, Spec, Step, build_scenario
 from sdrseg.terminal import TrainingDisplay, progress
 
 
@@ -49,6 +49,11 @@ class Job:
     @property
     def share(self) -> Share:
         return Share(self.everyone.rank, self.everyone.world)
+
+    def iterations_from(self, step: Step) -> int:
+        """Iterations of a step and all that follow."""
+        trains = [(s, self.config.of_step(s.number).train) for s in self.scenario.steps[step.number :]]
+        return sum(train.epochs * (len(s.train_ids) // train.batch_size) for s, train in trains)
 
     def cache(self, split: Split, ids: Sequence[str]) -> PixelCache | None:
         """The decoded images of a step, where they fit; kept while they hold all that is asked for.

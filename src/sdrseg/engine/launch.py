@@ -17,13 +17,15 @@ from sdrseg.errors import SdrsegError
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+    from lightning.fabric.plugins import MixedPrecision
 
 
 def make_fabric(config: Config) -> Fabric:
     """Fabric for this process. Under torchrun or SLURM it joins the others; alone it takes all GPUs, or the CPU."""
     from lightning.fabric import Fabric
 
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # hints about things we have decided
+    for part in ("fabric", "pytorch"):  # hints about things we have decided
+        logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)
     gpu = torch.cuda.is_available()
     accelerator = "cuda" if gpu else "mps" if torch.backends.mps.is_available() else "cpu"
     devices, nodes = max(1, torch.cuda.device_count()) if gpu else 1, 1
@@ -41,10 +43,21 @@ def make_fabric(config: Config) -> Fabric:
         devices=devices,
         num_nodes=nodes,
         strategy="ddp" if many else "auto",
-        precision="bf16-mixed" if bf16 else "32-true",
+        plugins=_half(accelerator) if bf16 else None,
     )
     fabric.launch()
     return fabric
+
+
+def _half(accelerator: str) -> MixedPrecision:
+    """bf16 by autocast. What the network says stays in bf16: the losses widen what they need themselves."""
+    from lightning.fabric.plugins import MixedPrecision
+
+    class Half(MixedPrecision):
+        def convert_output(self, data: Any) -> Any:
+            return data
+
+    return Half("bf16-mixed", accelerator)
 
 
 class InterruptedRunError(SdrsegError):

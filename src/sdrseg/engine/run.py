@@ -27,6 +27,7 @@ from sdrseg.engine.evaluate import confusion
 from sdrseg.engine.fit import fit, make_optimiser
 from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.job import Job, open_run_folder, prepare_job
+from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
 from sdrseg.files import write_json
 from sdrseg.methods import Method, StepInfo, method_layers
@@ -145,8 +146,11 @@ def _train_step(job: Job, step: Step) -> None:
             job.folder.save_state(tensors, {**facts, "log_bytes": job.log.size if job.log is not None else 0})
 
     job.interruption.save = save
-    fit(job.fabric, method, wrapped, teacher, optimiser, batches, config, watch, save, job.interruption.check)
+    compute = make_pass(job.fabric, method, wrapped, teacher, config, job.iterations_from(step), job.display.say)
+    fit(job.fabric, compute, optimiser, batches, config, watch, save, job.interruption.check)
     job.interruption.save = None
+    if job.log is not None:
+        job.log.write("passes", step=step.number, how=compute.how)
     if watch.bad:
         skipped = ", ".join(f"{id} ({count} times)" for id, count in sorted(watch.bad.items()))
         job.display.say(f"step {step.number}: {len(watch.bad)} images could not be read and were skipped: {skipped}")

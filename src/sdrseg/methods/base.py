@@ -77,6 +77,13 @@ class Method:
         """All values this method sets, for a preset and a task."""
         return {**cls.switches, **cls.by_task.get(task or "", {}), **cls.by_preset.get(preset, {})}
 
+    @property
+    def replayable(self) -> bool:
+        """Whether `terms` may be compiled, recorded once and replayed as a CUDA graph: it never makes the host wait,
+        and what it remembers it writes into the tensors it has, instead of making new ones. A class with terms of its
+        own has to say so itself; those of the released code cannot be."""
+        return not self.config.latent.official and self.config.kd.kind != "cil_official"
+
     # --- hooks, in the order in which they are called ---------------------------------------------------------------
 
     @property
@@ -153,9 +160,9 @@ class Method:
     def end_step(self, student: Network) -> None:
         """The step is over."""
 
-    def metrics(self, batch: Batch, student: Output) -> dict[str, Tensor]:
+    def metrics(self, batch: Batch, features: Tensor) -> dict[str, Tensor]:
         """What the paper argues with, for the log: sparsity, distances to prototypes and between them."""
-        return self.latent.metrics(batch, student.features)
+        return self.latent.metrics(batch, features)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that has to outlive the process, as tensors by name."""

@@ -41,6 +41,7 @@ class ImportanceMethod(Method):
 
     own_step0 = True  # there is nothing to hold back without statistics of step 0
     penalty_formula: ClassVar[str]
+    replayable = Method.replayable
 
     def __init__(self, config: Config, everyone: Everyone | None = None):
         super().__init__(config, everyone)
@@ -87,7 +88,7 @@ class ImportanceMethod(Method):
     @torch.no_grad()
     def after_update(self, student: Network) -> None:
         if self.anchors:
-            self.last_penalty = penalty(self._parameters(student), self.anchors, self.held)
+            self.last_penalty.copy_(penalty(self._parameters(student), self.anchors, self.held))
 
     @torch.no_grad()
     def end_step(self, student: Network) -> None:
@@ -125,7 +126,7 @@ class ImportanceMethod(Method):
         self.anchors, self.held = kept.pop("anchors"), kept.pop("held")
         self.memory = kept
         self.iteration = int(state[f"{PREFIX}.iteration"])
-        self.last_penalty = state[f"{PREFIX}.penalty"]
+        self.last_penalty = state[f"{PREFIX}.penalty"].clone()
 
     @staticmethod
     def _parameters(student: Network) -> Named:

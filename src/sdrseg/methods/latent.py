@@ -23,7 +23,7 @@ from sdrseg.losses.contrast import (
     repulsion,
     smallest_gap,
 )
-from sdrseg.losses.pixels import mean, to_grid
+from sdrseg.losses.pixels import at_least_float32, mean, to_grid
 from sdrseg.losses.prototypes import (
     Average,
     ClassSums,
@@ -76,6 +76,7 @@ class LatentSpace:
     def terms(self, batch: Batch, features: Tensor, teacher_logits: Tensor | None) -> dict[str, Tensor]:
         """Take the batch into the prototypes, then compute the terms that have a weight."""
         labels = self._grid(batch, features)
+        features = at_least_float32(features)
         weight = {name: w for name, w in self.weights().items() if w > 0}
         if self.step.number == 0 and not self.config.latent.step0:
             weight = {}
@@ -101,10 +102,14 @@ class LatentSpace:
         size = (features.shape[-2], features.shape[-1])
         return void_padding(to_grid(batch.labels, size), to_grid(batch.padding, size))
 
+    @torch.no_grad()
     def _accumulate(self, sums: ClassSums) -> None:
+        """In place: a recorded pass finds them where they were."""
         decay = self.config.proto.decay or None
         for average, old in self.prototypes.items():
-            self.prototypes[average] = update(old, sums, average, self._learned, decay)
+            new = update(old, sums, average, self._learned, decay)
+            old.mean.copy_(new.mean)
+            old.seen.copy_(new.seen)
 
     def _pseudo(self, labels: Tensor, teacher_logits: Tensor | None) -> Tensor:
         """Labels with the background told apart by the teacher; in sequential training nothing is hidden in it."""

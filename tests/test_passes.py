@@ -1,0 +1,149 @@
+"""Passes: which one is chosen, and that a compiled one computes what the plain one does. On a GPU see test_cuda.py."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from sdrseg import network_parts
+from sdrseg.engine.launch import make_fabric
+from sdrseg.engine.passes import CompiledPass, Pass, make_pass, replayable
+from sdrseg.errors import UsageError
+from sdrseg.methods import METHODS, Method, StepInfo
+from sdrseg.network import build_network
+
+from methods_bench import CLASSES, N_NEW, N_OLD, make_batch, make_config
+
+
+@pytest.fixture(autouse=True)
+def trace_only(monkeypatch):
+    """Everything but the making of machine code, which takes a minute; that is left to test_cuda.py."""
+    monkeypatch.setattr(CompiledPass, "backend", "aot_eager")
+
+
+def gradients(name: str, speed: str, *, fail: bool = False) -> tuple[str, torch.Tensor, dict[str, torch.Tensor]]:
+    """Kind of pass, gradient and prototypes after two passes."""
+    config = make_config(name, "default", f"run.speed={speed}")
+    torch.manual_seed(0)
+    student = build_network(config.net, N_OLD)
+    method = METHODS[name](config)
+    teacher = copy.deepcopy(student).eval().requires_grad_(False) if method.needs_teacher else None
+    method.begin_step(StepInfo(1, N_OLD, N_NEW, "disjoint"), student, teacher)
+    student.train()
+    fabric = make_fabric(config)
+    compute = make_pass(fabric, method, fabric.setup(student), teacher, config, 0, lambda text: None)
+    if fail:
+        assert isinstance(compute, CompiledPass)
+
+        def broken(*_: object) -> None:
+            method.latent.prototypes["image"].mean.add_(1)
+            raise RuntimeError("no compiler")
+
+        compute._finish = broken
+    for images in (4, 4):
+        compute.forget_gradients()
+        passed = compute(make_batch(1, "disjoint", images))
+    assert set(passed.terms) == {"ce", "kd", "pm", "attract", "repel", "sp"}
+    memory = {**method.state_dict(), **{n: b for n, b in student.named_buffers() if "running" in n}}
+    return compute.how, torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None]), memory
+
+
+def test_a_compiled_pass_equals_the_plain_one() -> None:
+    how, plain, memory = gradients("sdr", "plain")
+    compiled_how, compiled, compiled_memory = gradients("sdr", "compile")
+    assert (how, compiled_how) == ("plain", "compiled")
+    assert float((plain - compiled).norm() / plain.norm()) < 1e-5
+    for name, tensor in memory.items():
+        torch.testing.assert_close(compiled_memory[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_be_compiled_is_computed_plainly_and_nothing_is_counted_twice() -> None:
+    _, plain, memory = gradients("sdr", "plain")
+    how, other, other_memory = gradients("sdr", "compile", fail=True)
+    assert how == "plain"
+    assert torch.equal(plain, other)
+    assert all(torch.equal(memory[name], other_memory[name]) for name in memory)
+
+
+class Quiet(Method):
+    name, summary = "quiet", "terms of its own, and not a word on replaying"
+
+    def terms(self, batch, student, teacher):
+        return super().terms(batch, student, teacher)
+
+
+class Sure(Quiet):
+    name, summary, replayable = "sure", "says that it can be replayed", True
+
+
+def test_a_method_with_terms_of_its_own_is_replayed_only_if_it_says_so() -> None:
+    config = make_config("sdr")
+    assert all(replayable(kind(config)) for kind in METHODS.values())
+    assert not replayable(Quiet(config))
+    assert replayable(Sure(config))
+    assert not replayable(METHODS["sdr"](make_config("sdr", "official")))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("ft", ["run.speed=graph"], "no NVIDIA GPU"),
+        ("ft", ["run.speed=compile", "run.accumulate=2"], "run.accumulate=2"),
+        ("sdr", ["run.speed=compile", "latent.official=true"], "Method.replayable"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_refused(name: str, settings: list[str], message: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("about machines without a GPU")
+    config = make_config(name, "default", *settings)
+    network = build_network(config.net, 3)
+    with pytest.raises(UsageError, match=message):
+        make_pass(make_fabric(config), METHODS[name](config), network, None, config, 0, print)
+
+
+def test_on_a_cpu_auto_is_plain() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("about machines without a GPU")
+    config = make_config("ft")
+    made = make_pass(
+        make_fabric(config), METHODS["ft"](config), build_network(config.net, 3), None, config, 10**6, print
+    )
+    assert type(made) is Pass
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("size", [(9, 14), (12, 5)])
+def test_upsampling_as_one_operation_equals_interpolation(align: bool, size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    maps = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    other = maps.detach().clone().requires_grad_()
+    weight = torch.randn(2, 3, *size, dtype=torch.float64)
+    one = network_parts._upsample(maps, *size, align)
+    two = F.interpolate(other, size=size, mode="bilinear", align_corners=align)
+    (one * weight).sum().backward()
+    (two * weight).sum().backward()
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+    torch.testing.assert_close(maps.grad, other.grad, rtol=1e-12, atol=1e-12)
+    torch.library.opcheck(
+        network_parts._upsample.default if hasattr(network_parts._upsample, "default") else network_parts._upsample,
+        (maps, *size, align),
+    )
+
+
+def test_the_pooled_branch_and_the_upsampling_of_deeplab_are_smps() -> None:
+    """With other code but the same numbers."""
+    import segmentation_models_pytorch as smp
+
+    theirs = smp.create_model("deeplabv3plus", "resnet18", encoder_weights=None, classes=CLASSES).eval()
+    config = make_config("ft", "default", "net.encoder=resnet18", "net.decoder=deeplabv3plus", "net.output_stride=16")
+    ours = build_network(config.net, CLASSES).eval()
+    assert [n for n, _ in ours.head.named_parameters()] == [n for n, _ in theirs.decoder.named_parameters()]
+    ours.head.load_state_dict(theirs.decoder.state_dict())
+    scales = [
+        torch.randn(2, c, 64 // s, 64 // s)
+        for c, s in zip(theirs.encoder.out_channels, (1, 2, 4, 8, 16, 16), strict=True)
+    ]
+    torch.testing.assert_close(ours.head(scales), theirs.decoder(scales), rtol=1e-5, atol=1e-6)
