@@ -157,6 +157,25 @@ def predict(
         raise typer.Exit(1)
 
 
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, or a step of it (RUN/steps/2).")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A new file, such as model.onnx.")],
+    format: Annotated[str, typer.Option(help="onnx.")] = "onnx",
+    step: Annotated[int | None, typer.Option(help="A step of the run; the last finished one by default.")] = None,
+    check: Annotated[
+        list[str] | None, typer.Option(metavar="IMAGES", help="Files, folders or globs to check it on, too.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Write a model as one ONNX file for images of any size, checked against PyTorch."""
+    from sdrseg.export import export_model, show_export
+
+    given = check or []
+    show_export(export_model(model, out, format=format, step=step, check=given, overwrite=overwrite), json)
+
+
 base = typer.Typer(help="Models of step 0: write them for the way to another machine, and take them in there.")
 app.add_typer(base, name="base")
 

@@ -45,7 +45,8 @@ class Model:
         """Where the model comes from: specification, step, SHA-256 of its weights and so on."""
         self.network = network
         """The PyTorch network; None for an ONNX file."""
-        self._forward, self._multiple = forward, multiple
+        self.multiple = multiple
+        self._forward = forward
         self._ids = torch.tensor([c.id for c in classes], dtype=torch.uint8)
 
     def __repr__(self) -> str:
@@ -92,7 +93,7 @@ class Model:
 
     def _strips(self, tensor: Tensor, options: dict[str, int]) -> Iterator[tuple[int, Tensor]]:
         try:
-            yield from logit_strips(tensor, self._forward, multiple=self._multiple, **options)
+            yield from logit_strips(tensor, self._forward, multiple=self.multiple, **options)
         except torch.OutOfMemoryError as error:
             now = f"now {options['tile']} and {options['batch_size']}"
             raise SdrsegError(f"out of memory: use smaller tiles or fewer at a time ({now}).") from error
