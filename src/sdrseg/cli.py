@@ -75,7 +75,7 @@ def methods(
 @app.command()
 def train(
     spec: Annotated[str, typer.Argument(help="A scenario, such as voc:15-1@disjoint or shapes:6-1@disjoint.")],
-    method: Annotated[str, typer.Option(help="See `sdrseg methods`.")],
+    method: Annotated[str, typer.Option(help="See `sdrseg methods`; or your own: FILE.py or FILE.py:NAME.")],
     out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; the same command again resumes it.")],
     path: DataPath = None,
     preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
