@@ -34,10 +34,11 @@ def predict_images(
     json: bool = False,
 ) -> bool:
     """Segment all images, write everything below `out`, print a summary; whether every image could be read."""
+    for option, value in (("--batch-size", batch_size), ("--max-pixels", max_pixels)):
+        if value is not None and value < 1:
+            raise UsageError(f"{option} {value}: give at least 1.")
     if max_pixels is not None:
-        Image.MAX_IMAGE_PIXELS = max(1, max_pixels // 2)  # Pillow warns from here on, and refuses twice as many
-    if batch_size is not None and batch_size < 1:
-        raise UsageError(f"--batch-size {batch_size}: give at least 1.")
+        Image.MAX_IMAGE_PIXELS = -(-max_pixels // 2)  # Pillow warns from here on, and refuses twice as many
     inputs = find_inputs(words, leave_out=out)
     model = load(path, step, device)
     tile = model.tile if tile is None else tile
