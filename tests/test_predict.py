@@ -205,6 +205,14 @@ def test_every_kind_of_picture(name, expected, tmp_path, monkeypatch):
         assert abs(pixels.astype(int) - SCENE).mean() < 20
 
 
+def test_floating_point_pixels_from_0_to_1_are_not_taken_for_black(tmp_path):
+    Image.fromarray(GREY.astype(np.float32)).save(tmp_path / "to255.tif")
+    np.testing.assert_array_equal(read_pixels(tmp_path / "to255.tif")[0], three(GREY))
+    Image.fromarray(GREY.astype(np.float32) / 255).save(tmp_path / "to1.tif")
+    with pytest.raises(DataError, match="floating-point pixels from 0 to 1"):
+        read_pixels(tmp_path / "to1.tif")
+
+
 def test_the_first_frame_of_an_animation(tmp_path):
     frames = [Image.fromarray(SCENE), Image.fromarray(255 - SCENE)]
     frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)

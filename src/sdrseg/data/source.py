@@ -143,8 +143,8 @@ def rgb(picture: Image.Image) -> Array:
 
     16-bit grey becomes 8-bit; alpha is left out, and the colours below it are taken as they are stored.
     """
-    if picture.mode == "F":
-        raise ValueError("floating-point pixels, whose range is unknown; save it with 8 or 16 bits")
+    if picture.mode == "F" and 0 < np.asarray(picture).max(initial=0) <= 1:  # would all be black
+        raise ValueError("floating-point pixels from 0 to 1, where 0 to 255 is wanted; save it with 8 or 16 bits")
     grey = np.asarray(picture) if picture.mode.startswith("I") else None
     if grey is not None and (picture.mode.startswith("I;16") or grey.max(initial=0) > 255):
         grey = (grey.clip(0, 65535).astype(np.uint16) >> 8).astype(np.uint8)
