@@ -153,6 +153,23 @@ def test_a_small_image_is_answered_as_in_evaluation(trained):
     np.testing.assert_allclose(asked.probabilities, prediction.probabilities, atol=1e-6)
 
 
+def test_the_masks_of_a_run_score_what_the_run_scored(trained):
+    """The confusion matrix of metrics.json, counted again from predictions by hand."""
+    source = Shapes(size=32, train=60, val=12)
+    for step in (0, 2):
+        model = load(trained, step=step)
+        channel = {c.id: n for n, c in enumerate(model.classes)}
+        matrix = np.zeros((len(channel), len(channel)), int)
+        scenario = json.loads((trained / "scenario.json").read_text())["steps"][step]
+        for id in scenario["test_ids"]:
+            truth, mask = source.mask(id), model.predict(source.image(id)).mask
+            for t, m in zip(truth.ravel().tolist(), mask.ravel().tolist(), strict=True):
+                if t in channel:
+                    matrix[channel[t], channel[m]] += 1
+        measured = json.loads((trained / f"steps/{step}/metrics.json").read_text())["confusion"]
+        assert matrix.tolist() == measured
+
+
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 GREY = np.asarray(Image.fromarray(SCENE).convert("L"))
@@ -281,6 +298,16 @@ def test_inputs_and_their_names(files, words, names, tmp_path, monkeypatch):
     assert len({i.name.casefold() for i in inputs}) == len(inputs) == len({i.path for i in inputs})
     if names is not None:
         assert [i.name for i in inputs] == names
+
+
+def test_names_that_are_too_long_are_cut(sdrseg, trained):
+    Path("in").mkdir()
+    names = [letter + "x" * 248 for letter in "ab"] + ["x" * 248 + letter for letter in "ab"]
+    for name in names:
+        Image.fromarray(SCENE).save(f"in/{name}.png")
+    code, out, _ = sdrseg("predict", trained, "in", "--out", "o", "--json")
+    written = [Path(entry["files"]["masks"]) for entry in json.loads(out)["images"]]
+    assert code == 0 and len(set(written)) == 4 and all(path.is_file() for path in written)
 
 
 def test_inputs_that_are_not_there(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import warnings
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from PIL import Image, ImageOps
 
 from sdrseg.data.source import PICTURE_SUFFIXES, Array, find_files, open_picture, rgb
 from sdrseg.errors import DataError, SdrsegError
+
+LONGEST = 200  # bytes of a name; longer ones are cut
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,11 @@ def _names(found: dict[Path, Path]) -> dict[Path, str]:
 
 
 def _name(file: Path, below: Path, detail: int) -> str:
-    if detail == 0:
-        return below.with_suffix("").as_posix()
-    parts = file.parts[1:]
-    return "/".join(parts[-max(len(below.parts), detail) :])
+    parts = below.with_suffix("").parts if detail == 0 else file.parts[1:][-max(len(below.parts), detail) :]
+    last = parts[-1]
+    if len(os.fsencode(last)) > LONGEST:  # room for a suffix and for the name of a temporary file
+        last = f"{last[:40]}~{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}"
+    return "/".join([*parts[:-1], last])
 
 
 def _short(file: Path) -> Path:
