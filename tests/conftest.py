@@ -77,3 +77,13 @@ def trained(tmp_path_factory) -> Path:
             bases=folder / "bases",
         )
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def exported(trained, tmp_path_factory) -> Path:
+    """Its last step as an ONNX file."""
+    from sdrseg.export import export_model
+
+    file = tmp_path_factory.mktemp("exported") / "model.onnx"
+    export_model(trained, file)
+    return file

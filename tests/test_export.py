@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
-from pathlib import Path
+import sys
 
 import numpy as np
 import onnx
@@ -15,20 +15,14 @@ from PIL import Image
 from torch import nn
 
 import sdrseg.export as export
+from sdrseg.cli import main
 from sdrseg.config.net import Net
 from sdrseg.data.augment import normalise
 from sdrseg.data.shapes import Shapes
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.export import AveragePool, export_model
+from sdrseg.export import AveragePool, export_model, show_export
 from sdrseg.network import build_network
 from sdrseg.predict import ClassInfo, Model, load
-
-
-@pytest.fixture(scope="module")
-def exported(trained, tmp_path_factory) -> Path:
-    file = tmp_path_factory.mktemp("exported") / "model.onnx"
-    export_model(trained, file)
-    return file
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 64), (65, 129), (200, 150), (512, 512)])
@@ -77,12 +71,21 @@ def test_predict_takes_the_file(trained, exported):
         load(exported, step=1)
 
 
-def test_own_images_are_checked_too(trained, tmp_path):
-    Image.fromarray(Shapes(size=64, train=1, val=1).image("val-00000")[:20]).save(tmp_path / "low.png")
-    report = export_model(trained, tmp_path / "m.onnx", step=0, check=[str(tmp_path / "low.png")])
-    assert report["step"] == 0 and len(load(tmp_path / "m.onnx").classes) == 9
-    assert report["checked"][-1]["image"].endswith("low.png, 64×32") and len(report["checked"]) == 7
+def test_the_command_checks_own_images_too(trained, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(Shapes(size=64, train=1, val=1).image("val-00000")[:20]).save("low.png")
+    words = ["export", str(trained), "--out", "m.onnx", "--step", "0", "--check", "low.png", "--json"]
+    monkeypatch.setattr(sys, "argv", ["sdrseg", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capfd.readouterr()
+    assert (end.value.code or 0, err) == (0, "")
+    report = json.loads(out)
+    assert report["step"] == 0 and len(load("m.onnx").classes) == 9
+    assert report["checked"][-1]["image"] == "low.png, 64×32" and len(report["checked"]) == 7
     assert 0 < report["largest_difference"] < 1e-4
+    show_export(report, False)
+    assert "low.png, 64×32" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("cells", [(1, 1), (2, 2), (3, 3), (6, 6), (2, 5)])

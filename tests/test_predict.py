@@ -50,9 +50,10 @@ def sdrseg(monkeypatch, capfd, tmp_path):
 # --- tiles ------------------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 700), st.integers(32, 200), st.data(), st.sampled_from([1, 8, 16, 32]))
-def test_tiles_cover_everything_with_enough_in_common_and_weights_sum_to_one(length, tile, data, multiple):
-    overlap = data.draw(st.integers(0, tile // 2))
+@settings(deadline=None)
+@given(st.integers(1, 700), st.integers(32, 200), st.integers(0, 100), st.sampled_from([1, 8, 16, 32]))
+def test_tiles_cover_everything_with_enough_in_common_and_weights_sum_to_one(length, tile, share, multiple):
+    overlap = min(share, tile // 2)
     axis = tile_axis(length, tile, overlap, multiple)
     assert axis.canvas >= max(length, 32) and axis.canvas % multiple == 0 and axis.canvas - max(length, 32) < multiple
     assert axis.tile == min(-(-tile // multiple) * multiple, axis.canvas)
@@ -115,7 +116,7 @@ def test_tiles_are_needed_for_that():
     assert (tiled - whole).abs().max() > 1e-3
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 150), st.integers(1, 150))
 def test_the_mask_has_the_size_of_the_image_and_pixels_their_place(height, width):
     """A network that says what the pixel is: any shift or wrong crop would show."""

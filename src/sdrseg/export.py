@@ -199,10 +199,13 @@ def _compare(network: Network, model: Model, content: bytes, given: list[tuple[s
         found = run_session(session, images, "the exported network")
         mask = torch.from_numpy(session.run(["mask"], {"images": images.numpy()})[0])
         difference = float((expected - found).abs().max())
-        allowed = max(1e-5, TOLERANCE * float(expected.abs().max()))
+        largest = float(expected.abs().max())
+        allowed = max(1e-5, TOLERANCE * largest)
         other = int((mask != ids[expected.argmax(1)]).sum())
         close = found.shape == expected.shape and difference <= allowed and other <= 1e-3 * mask.numel()
-        rows.append({"image": name, "difference": difference, "pixels_of_another_class": other})
+        rows.append(
+            {"image": name, "difference": difference, "largest_logit": largest, "pixels_of_another_class": other}
+        )
         if not close:
             raise SdrsegError(
                 f"the exported network does not answer as PyTorch does on {name}: logits differ by {difference:.2g} "
@@ -228,7 +231,8 @@ def show_export(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(report)
         return
-    rows = [[r["image"], f"{r['difference']:.1e}", r["pixels_of_another_class"]] for r in report["checked"]]
-    heads = ["image", "largest difference of logits", "pixels of another class"]
+    names = ("difference", "largest_logit")
+    rows = [[r["image"], *(f"{r[n]:.2g}" for n in names), r["pixels_of_another_class"]] for r in report["checked"]]
+    heads = ["image", "largest difference of logits", "largest logit", "pixels of another class"]
     print_table("onnxruntime against PyTorch, both in float32 on the CPU", heads, rows)
     print(f"step {report['step']}, {report['bytes'] / 1e6:.1f} MB: {report['file']}")
