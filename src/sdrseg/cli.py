@@ -118,7 +118,7 @@ def evaluate(
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, a step of it (RUN/steps/2) or an .onnx file.")],
-    images: Annotated[list[str], typer.Argument(metavar="IMAGES...", help="Files, folders (with all below) or globs.")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGES", help="Files, folders (with all below) or globs.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where masks and areas go.")],
     step: Annotated[int | None, typer.Option(help="A step of the run; the last finished one by default.")] = None,
     overlays: Annotated[bool, typer.Option("--overlays", help="Also each image with its classes in colour.")] = False,
