@@ -58,3 +58,32 @@ def voc_lists() -> dict[str, list[int]]:
         key: np.flatnonzero(np.unpackbits(packed[key], count=10582 if "/train-" in key else 1449)).tolist()
         for key in packed.files
     }
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> Path:
+    """A run of three steps on small generated images, trained for a moment."""
+    from sdrseg.engine.run import train
+
+    folder = tmp_path_factory.mktemp("trained")
+    settings = ["shapes.size=32", "shapes.train=60", "shapes.val=12", "data.crop=32", "train.batch_size=4"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SDRSEG_CACHE", str(folder / "cache"))
+        train(
+            "shapes:8-1@disjoint",
+            "mib",
+            folder / "run",
+            assignments=[*settings, "train.epochs=1", "net.decoder=deeplabv3"],
+            bases=folder / "bases",
+        )
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def exported(trained, tmp_path_factory) -> Path:
+    """Its last step as an ONNX file."""
+    from sdrseg.export import export_model
+
+    file = tmp_path_factory.mktemp("exported") / "model.onnx"
+    export_model(trained, file)
+    return file

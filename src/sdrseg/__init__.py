@@ -1,3 +1,43 @@
-"""Continual semantic segmentation: learn new classes without the old images and without forgetting the old classes."""
+"""Continual semantic segmentation: learn new classes without the old images and without forgetting the old classes.
+
+`import sdrseg` is light; PyTorch is imported when one of the names below is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sdrseg.engine.run import train
+    from sdrseg.methods import Method, register_method
+    from sdrseg.methods.base import From
+    from sdrseg.predict import Model, Prediction, load
+    from sdrseg.scenario import Scenario
 
 __version__ = "0.1.0.dev0"
+
+__all__ = ["From", "Method", "Model", "Prediction", "Scenario", "__version__", "load", "register_method", "train"]
+
+_HOMES = {
+    "From": "sdrseg.methods.base",
+    "Method": "sdrseg.methods",
+    "Model": "sdrseg.predict",
+    "Prediction": "sdrseg.predict",
+    "Scenario": "sdrseg.scenario",
+    "load": "sdrseg.predict",
+    "register_method": "sdrseg.methods",
+    "train": "sdrseg.engine.run",
+}
+
+
+if not TYPE_CHECKING:  # type checkers know the names from the imports above, and no others
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'sdrseg' has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -75,7 +75,7 @@ def methods(
 @app.command()
 def train(
     spec: Annotated[str, typer.Argument(help="A scenario, such as voc:15-1@disjoint or shapes:6-1@disjoint.")],
-    method: Annotated[str, typer.Option(help="See `sdrseg methods`.")],
+    method: Annotated[str, typer.Option(help="See `sdrseg methods`; or your own: FILE.py or FILE.py:NAME.")],
     out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; the same command again resumes it.")],
     path: DataPath = None,
     preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
@@ -113,6 +113,67 @@ def evaluate(
 
     if not evaluate_run(run, path, json):
         raise typer.Exit(1)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, a step of it (RUN/steps/2) or an .onnx file.")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGES", help="Files, folders (with all below) or globs.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where masks and areas go.")],
+    step: Annotated[int | None, typer.Option(help="A step of the run; the last finished one by default.")] = None,
+    overlays: Annotated[bool, typer.Option("--overlays", help="Also each image with its classes in colour.")] = False,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Also the probability of each class, as .npz in float16.")
+    ] = False,
+    tile: Annotated[int | None, typer.Option(help="Side of a tile; the training crop by default.")] = None,
+    overlap: Annotated[
+        int | None, typer.Option(help="Pixels that tiles share; a quarter of a tile by default.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Tiles at a time.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU where there is one.")] = None,
+    max_pixels: Annotated[int | None, typer.Option(help="Largest image read; about 179 million by default.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are there.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Segment images of any size with a trained model."""
+    from sdrseg.predict.command import predict_images
+
+    all_read = predict_images(
+        model,
+        images,
+        out,
+        step=step,
+        overlays=overlays,
+        probabilities=probabilities,
+        tile=tile,
+        overlap=overlap,
+        batch_size=batch_size,
+        device=device,
+        max_pixels=max_pixels,
+        overwrite=overwrite,
+        json=json,
+    )
+    if not all_read:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, or a step of it (RUN/steps/2).")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A new file, such as model.onnx.")],
+    format: Annotated[str, typer.Option(help="onnx.")] = "onnx",
+    step: Annotated[int | None, typer.Option(help="A step of the run; the last finished one by default.")] = None,
+    check: Annotated[
+        list[str] | None, typer.Option(metavar="IMAGES", help="Files, folders or globs to check it on, too.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Write a model as one ONNX file for images of any size, checked against PyTorch."""
+    from sdrseg.export import export_model, show_export
+
+    given = check or []
+    show_export(export_model(model, out, format=format, step=step, check=given, overwrite=overwrite), json)
 
 
 base = typer.Typer(help="Models of step 0: write them for the way to another machine, and take them in there.")

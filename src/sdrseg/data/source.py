@@ -133,17 +133,28 @@ class PictureFiles(Source):
 
 def read_image(path: Path) -> Array:
     """Read any picture as (H, W, 3) uint8 RGB, turned as its EXIF orientation says; errors name the file."""
-    with _open(path) as picture:
+    with open_picture(path) as picture:
         ImageOps.exif_transpose(picture, in_place=True)
-        if picture.mode.startswith("I;16"):
-            grey = (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)
-            return np.repeat(grey[:, :, None], 3, axis=2)
-        return np.asarray(picture if picture.mode == "RGB" else picture.convert("RGB"))
+        return rgb(picture)
+
+
+def rgb(picture: Image.Image) -> Array:
+    """The pixels of a picture of any mode as (H, W, 3) uint8.
+
+    16-bit grey becomes 8-bit; alpha is left out, and the colours below it are taken as they are stored.
+    """
+    if picture.mode == "F" and 0 < np.asarray(picture).max(initial=0) <= 1:  # would all be black
+        raise ValueError("floating-point pixels from 0 to 1, where 0 to 255 is wanted; save it with 8 or 16 bits")
+    grey = np.asarray(picture) if picture.mode.startswith("I") else None
+    if grey is not None and (picture.mode.startswith("I;16") or grey.max(initial=0) > 255):
+        grey = (grey.clip(0, 65535).astype(np.uint16) >> 8).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    return np.asarray(picture if picture.mode == "RGB" else picture.convert("RGB"))
 
 
 def read_label(path: Path) -> NDArray[np.uint8 | np.uint16 | np.int32]:
     """Read a mask file as stored: (H, W) values for grey, palette and 16-bit files, (H, W, 3) for colour files."""
-    with _open(path) as picture:
+    with open_picture(path) as picture:
         if picture.mode in ("L", "P") or picture.mode.startswith("I"):
             return np.asarray(picture)
         if picture.mode == "1":
@@ -154,7 +165,7 @@ def read_label(path: Path) -> NDArray[np.uint8 | np.uint16 | np.int32]:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[Image.Image]:
+def open_picture(path: Path) -> Iterator[Image.Image]:
     """Open and decode a picture; whatever Pillow throws, in the block too, becomes an error that names the file."""
     try:
         with Image.open(path) as picture:
@@ -169,14 +180,14 @@ def _open(path: Path) -> Iterator[Image.Image]:
         raise DataError(f"{path}: cannot be read as a picture ({reason}). Replace or remove it.") from error
 
 
-def _names(folder: Path, below: str = "") -> Iterator[str]:
+def find_files(folder: Path, below: str = "") -> Iterator[str]:
     """All files below a folder as "a/b.png", hidden ones left out (os.scandir: pathlib takes seconds on large sets)."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                yield from _names(Path(entry.path), f"{below}{entry.name}/")
+                yield from find_files(Path(entry.path), f"{below}{entry.name}/")
             elif entry.is_file():
                 yield below + entry.name
 
@@ -190,7 +201,7 @@ def find_by_id(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[dic
     found: dict[str, Path] = {}
     problems = []
     wanted = None if suffixes is None else {s.lower() for s in suffixes}
-    for name in sorted(_names(folder)):
+    for name in sorted(find_files(folder)):
         stem, dot, suffix = name.rpartition(".")
         id, suffix = (stem, dot + suffix) if dot and "/" not in suffix else (name, "")
         if wanted is not None and suffix.lower() not in wanted:

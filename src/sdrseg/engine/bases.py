@@ -25,6 +25,7 @@ from sdrseg.engine.checkpoint import load_tensors, save_tensors
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import cache_folder, write_json
 from sdrseg.methods import Method, find_method
+from sdrseg.methods.own import source_digest
 from sdrseg.scenario import Step
 
 PARTS = ("model", "memory")
@@ -57,7 +58,8 @@ def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex
     if (file := Path(config.net.weights)).is_file():
         values["net"]["weights"] = hashlib.sha256(file.read_bytes()).hexdigest()
     row_of = {id: row for row, id in enumerate(train.ids)}
-    digest = hashlib.sha256(json.dumps([method.name, values], sort_keys=True).encode())
+    code = [own] if (own := source_digest(method)) else []
+    digest = hashlib.sha256(json.dumps([method.name, values, *code], sort_keys=True).encode())
     digest.update("\0".join(step.train_ids).encode())
     digest.update(train.digests[[row_of[id] for id in step.train_ids]].tobytes())
     digest.update(step.train_table.tobytes())

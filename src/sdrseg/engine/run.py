@@ -30,7 +30,7 @@ from sdrseg.engine.job import Job, open_run_folder, prepare_job
 from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
 from sdrseg.files import write_json
-from sdrseg.methods import Method, StepInfo, method_layers
+from sdrseg.methods import Method, StepInfo, method_layers, resolve_method
 from sdrseg.metrics import StepScore, summary
 from sdrseg.network import Network, build_network, statistics_warning
 from sdrseg.scenario import Step, parse_spec
@@ -40,20 +40,24 @@ from sdrseg.weights import load_weights
 def train(
     spec_text: str,
     method_name: str,
-    out: Path,
+    out: str | Path,
     *,
-    data: Path | None = None,
+    data: str | Path | None = None,
     preset: str = "default",
-    config_file: Path | None = None,
+    config_file: str | Path | None = None,
     assignments: Sequence[str] = (),
-    bases: Path | None = None,
-    offline: Path | None = None,
+    bases: str | Path | None = None,
+    offline: str | Path | None = None,
     display: Any = None,
 ) -> dict[str, Any]:
     """Train every step that is not done yet, score each, and return the summary. The same call again resumes.
 
+    `method_name`: a name, or a Python file that registers a method. `assignments`: settings such as "train.epochs=3".
     `offline`: a finished run on all classes at once, to measure intransigence against.
     """
+    out = Path(out)
+    data, config_file, bases, offline = (None if p is None else Path(p) for p in (data, config_file, bases, offline))
+    method_name = resolve_method(method_name)
     bound = None if offline is None else offline_iou(offline)
     spec = parse_spec(spec_text)
     layers = method_layers(method_name, preset, spec.task)
@@ -88,7 +92,7 @@ def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
     folder = RunFolder(out)
     saved = folder.read_json("config.json")
     config = config_from(saved["config"], str(out / "config.json"))
-    job = prepare_job(parse_spec(saved["spec"]), saved["method"], config, data, out, None, None)
+    job = prepare_job(parse_spec(saved["spec"]), "ft", config, data, out, None, None)  # scoring needs no method
     results = []
     for step in job.scenario.steps:
         if folder.has_metrics(step.number):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, TypeVar
 
 from sdrseg.errors import UsageError
 from sdrseg.methods.base import From, Method, StepInfo
@@ -14,20 +14,41 @@ from sdrseg.methods.importance import EWC, PI, RW
 from sdrseg.methods.lwf import LwF
 from sdrseg.methods.lwf_mc import LwFMC
 from sdrseg.methods.mib import MiB
+from sdrseg.methods.own import load_method_file
 from sdrseg.methods.presets import PRESETS
 from sdrseg.methods.sdr import SDR, SDRMiB
 from sdrseg.methods.studies import STUDIES
 from sdrseg.scenario.spec import nearest
 
-__all__ = ["PRESETS", "From", "Method", "StepInfo", "find_method", "list_methods", "method_layers", "register_method"]
+__all__ = [
+    "PRESETS",
+    "From",
+    "Method",
+    "StepInfo",
+    "find_method",
+    "list_methods",
+    "method_layers",
+    "register_method",
+    "resolve_method",
+]
 
 METHODS: dict[str, type[Method]] = {}
 
 
-def register_method(method: type[Method]) -> type[Method]:
-    """Make a method known by its name; usable as a decorator."""
+M = TypeVar("M", bound=type[Method])
+
+
+def register_method(method: M) -> M:
+    """Make a method known by its name; usable as a decorator of a subclass of `Method`."""
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise UsageError(f"register_method: {method!r} is no subclass of sdrseg.Method.")
+    for needed in ("name", "summary"):
+        if not isinstance(getattr(method, needed, None), str) or not getattr(method, needed):
+            raise UsageError(f'{method.__qualname__}: give the class a line `{needed} = "…"`.')
     if METHODS.get(method.name, method) is not method:
         raise UsageError(f"There is a method {method.name!r} already ({METHODS[method.name].__qualname__}).")
+    if method.name.endswith(".py") or ":" in method.name:
+        raise UsageError(f"{method.name!r}: the name of a method has no colon and does not end in .py.")
     METHODS[method.name] = method
     return method
 
@@ -35,6 +56,13 @@ def register_method(method: type[Method]) -> type[Method]:
 _ALL: tuple[type[Method], ...] = (FineTune, Offline, LwF, LwFMC, ILT, CIL, MiB, EWC, PI, RW, SDR, SDRMiB, *STUDIES)
 for _method in _ALL:
     register_method(_method)
+
+
+def resolve_method(text: str) -> str:
+    """The name of a method that is given by name, or as a Python file that registers it: FILE.py or FILE.py:NAME."""
+    if text.endswith(".py") or ".py:" in text:
+        return load_method_file(text, METHODS)
+    return find_method(text).name
 
 
 def find_method(name: str) -> type[Method]:

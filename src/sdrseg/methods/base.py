@@ -128,7 +128,12 @@ class Method:
                 sums = encoder_distillation_sums(student.features, teacher.features, keep)
                 terms["enc"] = self._mean("enc", sums)
         terms |= self.latent.terms(batch, student.features, None if teacher is None else teacher.logits)
+        terms |= self.more_terms(batch, student, teacher)
         return {name: term if name in self._counts else term / self._parts for name, term in terms.items()}
+
+    def more_terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """Terms of a method's own, beside those that are switched on; docs/add-a-method.md has an example."""
+        return {}
 
     def objective(self) -> str:
         """What the later steps minimise, as a formula."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sdrseg.config import load_config
-from sdrseg.methods import METHODS, PRESETS, Method, find_method, method_layers
+from sdrseg.methods import METHODS, PRESETS, Method, find_method, method_layers, resolve_method
 from sdrseg.methods.studies import STUDIES
 from sdrseg.terminal import console, print_json, print_table
 
@@ -26,11 +26,11 @@ def show_methods(json: bool) -> None:
 
 def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     """The terms, weights and switches of a method with the source of each number."""
-    method = find_method(name)
+    method = find_method(resolve_method(name))
     built = _build(method, preset, task)
     weights = {"ce": 1.0} | {n: w for n, w in built.weights().items() if w > 0}
     values = [("preset " + preset, k, v) for k, v in PRESETS[preset].items()]
-    values += [("method " + name, k, v) for k, v in method.values(preset, task).items()]
+    values += [("method " + method.name, k, v) for k, v in method.values(preset, task).items()]
     if json:
         switches = {key: {"value": v.value, "source": v.source, "set_by": by} for by, key, v in values}
         print_json(_brief(method, preset, task) | {"preset": preset, "weights": weights, "switches": switches})

@@ -1,0 +1,76 @@
+"""A user's own methods: a Python file in place of a name, and how their code enters the keys of bases."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from pathlib import Path
+
+from sdrseg.errors import UsageError
+from sdrseg.methods.base import Method
+
+_LOADED: dict[Path, tuple[str, list[str]]] = {}  # files of this process: their digest and the methods they registered
+
+
+def load_method_file(text: str, known: dict[str, type[Method]]) -> str:
+    """FILE.py, or FILE.py:NAME where the file registers several: run the file and return the name of the method."""
+    head, colon, wanted = text.rpartition(":")
+    file, wanted = (Path(head), wanted) if colon and head.endswith(".py") else (Path(text), "")
+    names = _run(file, known)
+    if not names:
+        raise UsageError(f"{file}: registers no method. Put @sdrseg.register_method above your class.")
+    if wanted and wanted not in names:
+        raise UsageError(f"{text}: {file} registers no method {wanted!r}, but {', '.join(names)}.")
+    if not wanted and len(names) > 1:
+        raise UsageError(f"{file}: registers {', '.join(names)}. Say which one: {file}:{names[0]}")
+    return wanted or names[0]
+
+
+def _run(file: Path, known: dict[str, type[Method]]) -> list[str]:
+    """Run a file once a process; the names that it registers."""
+    try:
+        content, place = file.read_bytes(), file.resolve()
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror}).") from error
+    digest = hashlib.sha256(content).hexdigest()
+    if place in _LOADED and _LOADED[place][0] == digest:
+        return _LOADED[place][1]
+    for name in _LOADED.pop(place, ("", []))[1]:  # the file has changed since
+        known.pop(name, None)
+    before = set(known)
+    module_name = f"sdrseg_own_{hashlib.sha256(str(place).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(module_name, place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        for name in set(known) - before:
+            del known[name]
+        if isinstance(error, UsageError):
+            raise UsageError(f"{file}: {error}") from error
+        if not isinstance(error, Exception):
+            raise
+        line = next(
+            (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(place)), "?"
+        )
+        raise UsageError(f"{file}, line {line}: {type(error).__name__}: {error}") from error
+    names = [name for name in known if name not in before]
+    _LOADED[place] = (digest, names)
+    return names
+
+
+def source_digest(method: type[Method]) -> str:
+    """SHA-256 of the code of a user's own method, "" for ours: a base it has trained is not one of a later version."""
+    if method.__module__.startswith("sdrseg."):
+        return ""
+    file = getattr(sys.modules.get(method.__module__), "__file__", None)
+    try:
+        code = Path(file).read_bytes() if file else inspect.getsource(method).encode()
+    except (OSError, TypeError):
+        return "unknown"
+    return hashlib.sha256(code).hexdigest()

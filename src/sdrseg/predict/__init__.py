@@ -1,0 +1,6 @@
+"""Segmenting images with a trained model: `sdrseg predict`, and `sdrseg.load` in Python."""
+
+from sdrseg.predict.model import Model, load
+from sdrseg.predict.prediction import Area, ClassInfo, Prediction
+
+__all__ = ["Area", "ClassInfo", "Model", "Prediction", "load"]

@@ -1,0 +1,116 @@
+"""`sdrseg predict`: segment many images, go on past those that cannot be read, and say which they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from sdrseg import __version__
+from sdrseg.errors import DataError, UsageError
+from sdrseg.predict.images import Input, find_inputs, printable, read_pixels
+from sdrseg.predict.model import Model, load
+from sdrseg.predict.tiles import check_tiles
+from sdrseg.predict.write import Outputs
+from sdrseg.terminal import console, print_json, print_table, progress
+
+
+def predict_images(
+    path: Path,
+    words: Sequence[str],
+    out: Path,
+    *,
+    step: int | None = None,
+    tile: int | None = None,
+    overlap: int | None = None,
+    batch_size: int | None = None,
+    overlays: bool = False,
+    probabilities: bool = False,
+    device: str | None = None,
+    max_pixels: int | None = None,
+    overwrite: bool = False,
+    json: bool = False,
+) -> bool:
+    """Segment all images, write everything below `out`, print a summary; whether every image could be read."""
+    for option, value in (("--batch-size", batch_size), ("--max-pixels", max_pixels)):
+        if value is not None and value < 1:
+            raise UsageError(f"{option} {value}: give at least 1.")
+    if max_pixels is not None:
+        Image.MAX_IMAGE_PIXELS = -(-max_pixels // 2)  # Pillow warns from here on, and refuses twice as many
+    inputs = find_inputs(words, leave_out=out)
+    model = load(path, step, device)
+    tile = model.tile if tile is None else tile
+    check_tiles(tile, tile // 4 if overlap is None else overlap)
+    outputs = Outputs(out, overlays, probabilities)
+    outputs.check(inputs, overwrite)
+    options = {"tile": tile, "overlap": overlap, "batch_size": batch_size, "probabilities": probabilities}
+    done: list[dict[str, Any]] = []
+    failed: list[dict[str, str]] = []
+    with progress("predicting") as report:
+        for number, image in enumerate(inputs):
+            try:
+                done.append(_one(model, image, outputs, options if len(inputs) > 1 else options | {"report": report}))
+            except DataError as error:
+                failed.append({"image": str(image), "error": printable(str(error))})
+            if len(inputs) > 1:
+                report(number + 1, len(inputs))
+    summary = _summary(model, path, out, done, failed)
+    outputs.write_areas(summary)
+    if json:
+        print_json(summary)
+    else:
+        _print(model, out, done)
+    _complain(done, failed)
+    return not failed
+
+
+def _one(model: Model, image: Input, outputs: Outputs, options: dict[str, Any]) -> dict[str, Any]:
+    """Segment and write one image; the facts about it."""
+    pixels, note = read_pixels(image.path)
+    prediction = model.predict(pixels, **options)
+    outputs.write(image, prediction)
+    files = {kind: printable(str(file)) for kind, file in outputs.files(image).items()}
+    facts = {"image": str(image), "height": pixels.shape[0], "width": pixels.shape[1], "files": files}
+    facts |= {"note": note} if note else {}
+    return facts | {"areas": {name: area._asdict() for name, area in prediction.areas.items()}}
+
+
+def _summary(
+    model: Model, path: Path, out: Path, done: list[dict[str, Any]], failed: list[dict[str, str]]
+) -> dict[str, Any]:
+    origin = {key: model.facts.get(key) for key in ("spec", "step", "method", "model_sha256")}
+    return {
+        "sdrseg": __version__,
+        "model": {"path": printable(str(path)), **origin},
+        "out": printable(str(out)),
+        "classes": [c._asdict() for c in model.classes],
+        "images": done,
+        "failed": failed,
+    }
+
+
+def _print(model: Model, out: Path, done: list[dict[str, Any]]) -> None:
+    """How much of all images each class takes, and where everything is."""
+    everything = sum(entry["height"] * entry["width"] for entry in done)
+    rows = []
+    for c in model.classes:
+        pixels = [entry["areas"][c.name]["pixels"] for entry in done]
+        share = 100 * sum(pixels) / max(1, everything)
+        rows.append([c.id, c.name, sum(n > 0 for n in pixels), sum(pixels), f"{share:.2f} %"])
+    step = f"step {model.facts.get('step')} of {model.facts.get('spec')}"
+    print_table(f"{len(done)} images, {step}", ["id", "class", "images with it", "pixels", "share"], rows)
+    console().print(f"everything is in {printable(str(out))}")
+
+
+def _complain(done: list[dict[str, Any]], failed: list[dict[str, str]]) -> None:
+    """On standard error: what was done otherwise than one may expect, and what could not be done."""
+    screen = console(stderr=True)
+    for entry in done:
+        if "note" in entry:
+            screen.print(f"{entry['image']}: {entry['note']}", soft_wrap=True)
+    if failed:
+        screen.print(f"{len(failed)} of {len(done) + len(failed)} images could not be read:", soft_wrap=True)
+        for entry in failed:
+            screen.print(f"  {entry['error']}", soft_wrap=True)

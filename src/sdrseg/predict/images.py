@@ -1,0 +1,153 @@
+"""Which images a user means, what their outputs are called, and how any of them becomes RGB pixels."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from sdrseg.data.source import PICTURE_SUFFIXES, Array, find_files, open_picture, rgb
+from sdrseg.errors import DataError, SdrsegError
+
+LONGEST = 200  # bytes of a name; longer ones are cut
+
+
+@dataclass(frozen=True)
+class Input:
+    """An image file, and the name that its outputs get: a path without suffix below the output folder."""
+
+    path: Path
+    name: str
+
+    def __str__(self) -> str:
+        return printable(str(self.path))
+
+
+def printable(text: str) -> str:
+    """Names may be bytes that are no UTF-8: shown so that they can be written anywhere."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def find_inputs(words: Sequence[str], leave_out: Path | None = None) -> list[Input]:
+    """The images that files, folders and glob patterns stand for, each once and in the order given.
+
+    A folder stands for all pictures in it and in its subfolders, by suffix; hidden files and what lies in `leave_out`
+    (the output folder) are passed over. A file that is named or matched by a pattern is taken whatever its suffix.
+    """
+    found: dict[Path, Path] = {}  # absolute path -> the path below what was given
+    avoid = None if leave_out is None else _absolute(leave_out)
+    for word in words:
+        path = Path(word)
+        if path.is_dir():
+            below = [name for name in _list(path) if Path(name).suffix.lower() in PICTURE_SUFFIXES]
+            files = {_absolute(path / name): Path(name) for name in sorted(below)}
+            files = {file: name for file, name in files.items() if avoid is None or avoid not in file.parents}
+            if not files:
+                raise SdrsegError(f"{path}: no image in this folder or below ({' '.join(sorted(PICTURE_SUFFIXES))}).")
+        elif os.path.lexists(path):
+            files = {_absolute(path): Path(path.name)}
+        elif glob.has_magic(word):
+            matches = sorted(m for m in glob.glob(word, recursive=True) if not Path(m).is_dir())  # noqa: PTH207
+            files = {_absolute(Path(m)): Path(Path(m).name) for m in matches}
+            if not files:
+                raise SdrsegError(f"{word}: no file matches this pattern. Is the folder before it right?")
+        else:
+            raise SdrsegError(f"{word}: no such file or folder.")
+        found |= {file: name for file, name in files.items() if file not in found}
+    names = _names(found)
+    return [Input(_short(file), names[file]) for file in found]
+
+
+def _absolute(path: Path) -> Path:
+    """Without "..", and with links as they are: the name of a link may say more than that of its file."""
+    return Path(os.path.abspath(path))  # noqa: PTH100
+
+
+def _list(folder: Path) -> list[str]:
+    try:
+        return list(find_files(folder))
+    except OSError as error:
+        raise SdrsegError(f"{error.filename or folder}: cannot be listed ({error.strerror}).") from error
+
+
+def _names(found: dict[Path, Path]) -> dict[Path, str]:
+    """A different name for each image: without suffix; where two would be the same, with it; then with more and more
+    of the folders it lies in. Upper and lower case count as the same, as they do on some disks."""
+    detail = dict.fromkeys(found, 0)
+    while True:
+        names = {file: _name(file, below, detail[file]) for file, below in found.items()}
+        owners: dict[str, list[Path]] = {}
+        for file, name in names.items():
+            owners.setdefault(name.casefold(), []).append(file)
+        again = [file for files in owners.values() if len(files) > 1 for file in files]
+        again = [file for file in again if detail[file] <= len(file.parts)]  # beyond, all of the path is in the name
+        if not again:
+            return names
+        for file in again:
+            detail[file] += 1
+
+
+def _name(file: Path, below: Path, detail: int) -> str:
+    parts = below.with_suffix("").parts if detail == 0 else file.parts[1:][-max(len(below.parts), detail) :]
+    last = parts[-1]
+    if len(os.fsencode(last)) > LONGEST:  # room for a suffix and for the name of a temporary file
+        last = f"{last[:40]}~{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}"
+    return "/".join([*parts[:-1], last])
+
+
+def _short(file: Path) -> Path:
+    """Relative where that is below the current folder: as people know it."""
+    here = Path.cwd()
+    return file.relative_to(here) if here in file.parents else file
+
+
+def read_pixels(path: Path) -> tuple[Array, str]:
+    """(H, W, 3) uint8 of a picture file, and what has to be said about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of what it reads well enough; what it cannot read, it refuses
+        try:
+            with open_picture(path) as picture:
+                frames = getattr(picture, "n_frames", 1)
+                ImageOps.exif_transpose(picture, in_place=True)
+                pixels = rgb(picture)
+        except DataError as error:
+            if isinstance(error.__cause__, Image.DecompressionBombError):
+                raise DataError(
+                    f"{path}: {error.__cause__.args[0].split(',')[0].removeprefix('Image ')}. If you trust it, allow "
+                    f"more with --max-pixels (in Python: PIL.Image.MAX_IMAGE_PIXELS)."
+                ) from error
+            raise
+    if pixels.size == 0:
+        raise DataError(f"{path}: an image without pixels.")
+    return pixels, f"{frames} frames, of which the first is used" if frames > 1 else ""
+
+
+def pixels_of(image: object) -> Array:
+    """(H, W, 3) uint8 of what a caller calls an image: a path, a PIL image, a NumPy array or a torch tensor."""
+    if isinstance(image, str | Path):
+        return read_pixels(Path(image))[0]
+    if isinstance(image, Image.Image):
+        try:
+            return rgb(ImageOps.exif_transpose(image))
+        except Exception as error:  # a PIL image decodes when it is first looked at
+            raise DataError(f"the image cannot be read ({error}).") from error
+    if type(image).__module__.startswith("torch") and hasattr(image, "numpy"):
+        array = image.detach().cpu().numpy()  # type: ignore[attr-defined]
+        array = np.moveaxis(array, 0, -1) if array.ndim == 3 else array
+        wanted = "a torch tensor (3, H, W) or (H, W)"
+    else:
+        array = np.asarray(image)
+        wanted = "an array (H, W, 3) or (H, W)"
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.dtype != np.uint8 or not (array.ndim == 2 or array.shape[2:] == (3,)) or array.size == 0:
+        kind = f"an image of type {array.dtype} and shape {tuple(array.shape)}"
+        raise DataError(f"{kind}: give a path, a PIL image, or {wanted} of uint8 values.")
+    return np.repeat(array[:, :, None], 3, axis=2) if array.ndim == 2 else array

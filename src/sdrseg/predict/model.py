@@ -1,0 +1,216 @@
+"""A trained model, ready to segment images: from a run, one of its steps, or an exported ONNX file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sdrseg.config import Config, config_from
+from sdrseg.data.augment import normalise
+from sdrseg.data.source import Progress
+from sdrseg.engine.checkpoint import load_tensors
+from sdrseg.engine.folder import RunFolder
+from sdrseg.errors import SdrsegError
+from sdrseg.network import Network, build_network
+from sdrseg.predict.colours import class_colours
+from sdrseg.predict.images import pixels_of
+from sdrseg.predict.prediction import ClassInfo, Prediction
+from sdrseg.predict.tiles import Forward, check_tiles, logit_strips
+
+
+class Model:
+    """Classes, and a network that segments images of any size. `load` makes one."""
+
+    def __init__(
+        self,
+        classes: tuple[ClassInfo, ...],
+        forward: Forward,
+        *,
+        multiple: int,
+        tile: int,
+        batch_size: int,
+        facts: dict[str, Any],
+        network: Network | None = None,
+    ):
+        self.classes = classes
+        self.tile, self.batch_size = tile, batch_size
+        self.facts = facts
+        """Where the model comes from: specification, step, SHA-256 of its weights and so on."""
+        self.network = network
+        """The PyTorch network; None for an ONNX file."""
+        self.multiple = multiple
+        self._forward = forward
+        self._ids = torch.tensor([c.id for c in classes], dtype=torch.uint8)
+
+    def __repr__(self) -> str:
+        return f"<Model of {self.facts.get('spec')}, step {self.facts.get('step')}: {len(self.classes)} classes>"
+
+    @torch.inference_mode()
+    def predict(
+        self,
+        image: object,
+        *,
+        tile: int | None = None,
+        overlap: int | None = None,
+        batch_size: int | None = None,
+        probabilities: bool = False,
+        report: Progress = lambda done, total: None,
+    ) -> Prediction:
+        """Segment an image: a path, a PIL image, a NumPy array (H, W, 3) or (H, W), a torch tensor (3, H, W), of uint8.
+
+        An image larger than `tile` pixels is cut into tiles that overlap (by a quarter of the tile unless `overlap`
+        says otherwise), `batch_size` of them at a time. `report` is called with the rows done and all rows.
+        """
+        tile = self.tile if tile is None else tile
+        overlap = tile // 4 if overlap is None else overlap
+        check_tiles(tile, overlap)
+        pixels = pixels_of(image)
+        tensor = torch.from_numpy(np.moveaxis(pixels, -1, 0).copy())
+        options = {"tile": tile, "overlap": overlap, "batch_size": max(1, batch_size or self.batch_size)}
+        mask = np.empty(pixels.shape[:2], np.uint8)
+        kept = []
+        for top, logits in self._strips(tensor, options):
+            below = top + logits.shape[1]
+            mask[top:below] = self._ids.to(logits.device)[logits.argmax(0)].cpu().numpy()
+            if probabilities:
+                kept.append(logits.softmax(0).cpu().numpy())
+            report(below, len(mask))
+        if not probabilities:
+            return Prediction(mask, self.classes, pixels, partial(self._probabilities, tensor, options))
+        whole = np.concatenate(kept, axis=1)
+        return Prediction(mask, self.classes, pixels, lambda: whole)
+
+    @torch.inference_mode()
+    def _probabilities(self, tensor: Tensor, options: dict[str, int]) -> NDArray[np.float32]:
+        return np.concatenate([logits.softmax(0).cpu().numpy() for _, logits in self._strips(tensor, options)], axis=1)
+
+    def _strips(self, tensor: Tensor, options: dict[str, int]) -> Iterator[tuple[int, Tensor]]:
+        try:
+            yield from logit_strips(tensor, self._forward, multiple=self.multiple, **options)
+        except torch.OutOfMemoryError as error:
+            now = f"now {options['tile']} and {options['batch_size']}"
+            raise SdrsegError(f"out of memory: use smaller tiles or fewer at a time ({now}).") from error
+
+
+def load(path: str | Path, step: int | None = None, device: str | torch.device | None = None) -> Model:
+    """A model from a run (its last finished step, or `step`), from a step of it (RUN/steps/2), or from an ONNX file.
+
+    `device`: such as "cpu" or "cuda:0"; by default a GPU where there is one.
+    """
+    path = Path(path)
+    if path.is_file():
+        from sdrseg.predict.onnx_file import load_onnx
+
+        if path.suffix.lower() != ".onnx":
+            raise SdrsegError(f"{path}: not a model. Give the folder of a run, a step of it, or an .onnx file.")
+        if step is not None:
+            raise SdrsegError(f"{path}: an exported file holds one step; leave out step {step}.")
+        return load_onnx(path, device)
+    folder, run = find_step(path, step)
+    meta = read_meta(folder)
+    config = _config_of(run, meta, folder)
+    place = find_device(device)
+    network = build_network(config.net, len(meta["classes"]))
+    remedy = "Copy it again, or train this step and all later ones again."
+    tensors = load_tensors(folder / meta["files"]["model"]["file"], meta["files"]["model"]["sha256"], remedy)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise SdrsegError(
+            f"{folder}: the weights do not fit the network that meta.json describes ({error})."
+        ) from error
+    network.eval().requires_grad_(False).to(place).to(memory_format=torch.channels_last)
+    return Model(
+        class_infos(meta["classes"]),
+        _forward(network, place, config.run.precision),
+        multiple=network.multiple,
+        tile=config.data.crop,
+        batch_size=config.eval.batch_size,
+        facts={key: meta.get(key) for key in ("spec", "step", "method", "protocol", "net")}
+        | {"model_sha256": meta["files"]["model"]["sha256"], "path": str(folder)},
+        network=network,
+    )
+
+
+def class_infos(classes: list[dict[str, Any]]) -> tuple[ClassInfo, ...]:
+    """From meta.json, or from the metadata of an ONNX file, in the order of the network's channels."""
+    colours = class_colours()
+    return tuple(
+        ClassInfo(c["id"], c["name"], tuple(int(v) for v in colours[c["id"]]), c["step"])  # type: ignore[arg-type]
+        for c in classes
+    )
+
+
+def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:
+    """The folder of a step, and that of its run (None where a step's folder lies alone)."""
+    if not path.exists():
+        raise SdrsegError(f"{path}: no such run, step or .onnx file.")
+    if (path / "config.json").exists():
+        folder = RunFolder(path)
+        done = sorted(int(p.name) for p in path.glob("steps/*") if p.name.isdigit() and folder.has_model(int(p.name)))
+        if not done:
+            raise SdrsegError(f"{path}: no step of this run is finished yet. Wait, or go on training it.")
+        if step is not None and step not in done:
+            raise SdrsegError(f"{path}: step {step} is not finished; there are {', '.join(map(str, done))}.")
+        return folder.step(done[-1] if step is None else step), path
+    if (path / "meta.json").exists():
+        if step is not None and path.name != str(step):
+            raise SdrsegError(f"{path} is one step already; leave out step {step}.")
+        above = path.resolve().parent.parent
+        return path, above if (above / "config.json").exists() else None
+    if path.parent.name == "steps" and path.name.isdigit():
+        raise SdrsegError(f"{path}: this step is not finished (there is no meta.json).")
+    raise SdrsegError(
+        f"{path}: not a run of ours (there is no config.json). Give the folder that was --out of a training."
+    )
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    meta = RunFolder(folder).read_json("meta.json")
+    if not (
+        isinstance(meta, dict) and isinstance(meta.get("classes"), list) and "net" in meta and "model" in meta["files"]
+    ):
+        raise SdrsegError(f"{folder / 'meta.json'}: does not describe a step of a run. Give RUN or RUN/steps/NUMBER.")
+    return meta
+
+
+def _config_of(run: Path | None, meta: dict[str, Any], folder: Path) -> Config:
+    """That of the run; a step's folder alone knows its network, and the rest is as for VOC."""
+    if run is None:
+        return config_from({"net": meta["net"]}, str(folder / "meta.json"))
+    saved = RunFolder(run).read_json("config.json")
+    return config_from({**saved["config"], "net": meta["net"]}, str(run / "config.json"))
+
+
+def find_device(wish: str | torch.device | None) -> torch.device:
+    """The device of this name, or the best there is."""
+    if wish is None:
+        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(best)
+    try:
+        device = torch.device(wish)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise SdrsegError(f"device {wish}: cannot be used ({reason}). Try cpu, cuda or cuda:0.") from error
+    return device
+
+
+def _forward(network: Network, device: torch.device, precision: str) -> Callable[[Tensor], Tensor]:
+    """uint8 tiles to float32 logits, computed with the precision that models are scored with."""
+    low = precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+
+    def forward(tiles: Tensor) -> Tensor:
+        images = tiles.to(device, memory_format=torch.channels_last)
+        with torch.autocast(device.type, torch.bfloat16, enabled=low):
+            logits: Tensor = network(normalise(images)).logits
+        return logits.float()
+
+    return forward

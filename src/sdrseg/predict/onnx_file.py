@@ -1,0 +1,81 @@
+"""An exported ONNX file as a model: onnxruntime computes, and the file's metadata says what it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdrseg.errors import SdrsegError
+from sdrseg.predict.model import Model, class_infos
+
+PREFIX = "sdrseg."
+"""Before each key of ours in the metadata; every value is JSON."""
+INSTALL = "pip install 'sdrseg[export]'"
+
+
+def load_onnx(path: Path, device: str | torch.device | None = None) -> Model:
+    """A model from a file that `sdrseg export` wrote."""
+    session = open_session(path, device)
+    stored = session.get_modelmeta().custom_metadata_map
+    try:
+        facts = {key.removeprefix(PREFIX): json.loads(v) for key, v in stored.items() if key.startswith(PREFIX)}
+        return Model(
+            class_infos(facts["classes"]),
+            lambda tiles: run_session(session, tiles, path),
+            multiple=facts["multiple"],
+            tile=facts["tile"],
+            batch_size=facts["batch_size"],
+            facts={**facts, "path": str(path)},
+        )
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise SdrsegError(
+            f"{path}: an ONNX file without the metadata of `sdrseg export` ({error!r}). Export the model again."
+        ) from error
+
+
+def open_session(model: Path | bytes, device: str | torch.device | None = None) -> Any:
+    """An onnxruntime session from a file or its content."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise SdrsegError(f"ONNX files need onnxruntime: {INSTALL}") from error
+    name = "the exported network" if isinstance(model, bytes) else str(model)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised, and named by us
+    options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        content = model if isinstance(model, bytes) else model.read_bytes()
+        return onnxruntime.InferenceSession(content, options, providers=_providers(onnxruntime, device))
+    except OSError as error:
+        raise SdrsegError(f"{name}: cannot be read ({error.strerror}).") from error
+    except SdrsegError:
+        raise
+    except Exception as error:  # onnxruntime has a type for each kind of damage, and no common one
+        reason = str(error).splitlines()[0]
+        raise SdrsegError(f"{name}: not an ONNX file that can be used ({reason}). Export it again.") from error
+
+
+def run_session(session: Any, tiles: Tensor, name: Path | str) -> Tensor:
+    """Logits of uint8 images (B, 3, H, W)."""
+    try:
+        (logits,) = session.run(["logits"], {"images": tiles.contiguous().numpy()})
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        shape = "×".join(map(str, tiles.shape))
+        raise SdrsegError(f"{name}: fails on images of shape {shape} ({reason}).") from error
+    return torch.from_numpy(logits)
+
+
+def _providers(onnxruntime: Any, device: str | torch.device | None) -> list[Any]:
+    there = onnxruntime.get_available_providers()
+    wish = None if device is None else torch.device(device)
+    if wish is not None and wish.type == "cuda" and "CUDAExecutionProvider" not in there:
+        raise SdrsegError(f"device {device}: this onnxruntime has no CUDA. Install onnxruntime-gpu, or use cpu.")
+    if "CUDAExecutionProvider" in there and (wish is None or wish.type == "cuda"):
+        number = 0 if wish is None or wish.index is None else wish.index
+        return [("CUDAExecutionProvider", {"device_id": number}), "CPUExecutionProvider"]
+    return ["CPUExecutionProvider"]

@@ -1,0 +1,92 @@
+"""What a model says about one image."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from sdrseg.data.source import Array
+from sdrseg.errors import SdrsegError
+from sdrseg.files import atomic_writer
+from sdrseg.predict.colours import class_colours
+
+
+class ClassInfo(NamedTuple):
+    """A class that a model knows."""
+
+    id: int  # in the data set, and in masks
+    name: str
+    colour: tuple[int, int, int]
+    step: int  # that brought it
+
+
+class Area(NamedTuple):
+    """How much of an image a class takes."""
+
+    id: int
+    pixels: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The mask of one image, and all that follows from it."""
+
+    mask: Array = field(repr=False)  # (H, W) uint8: class ids of the data set
+    classes: tuple[ClassInfo, ...]
+    pixels: Array = field(repr=False)  # (H, W, 3) uint8: the image
+    compute_probabilities: Callable[[], NDArray[np.float32]] = field(repr=False)
+
+    @cached_property
+    def probabilities(self) -> NDArray[np.float32]:
+        """(C, H, W) float32, in the order of `classes`. Computed when first asked for, unless `predict` was told to."""
+        return self.compute_probabilities()
+
+    @property
+    def areas(self) -> dict[str, Area]:
+        """Pixels and share of each class, by name, those that are not in the image too."""
+        counts = np.bincount(self.mask.ravel(), minlength=256)
+        return {c.name: Area(c.id, int(counts[c.id]), float(counts[c.id] / self.mask.size)) for c in self.classes}
+
+    def overlay(self, strength: float = 0.5) -> Image.Image:
+        """The image with the colours of the classes over it; background (id 0) stays as it is."""
+        if not 0 <= strength <= 1:
+            raise SdrsegError(f"a strength of {strength}: give 0 (only the image) to 1 (only the colours).")
+        weight = np.where(self.mask == 0, 0, round(256 * strength)).astype(np.uint16)[:, :, None]
+        mixed = (self.pixels * (256 - weight) + class_colours()[self.mask] * weight) >> 8
+        return Image.fromarray(mixed.astype(np.uint8))
+
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write the mask as a palette PNG: pixel values are class ids, colours are for people."""
+        write_picture(Path(path), mask_picture(self.mask), overwrite)
+
+
+def mask_picture(mask: Array) -> Image.Image:
+    """A mask of ids with a colour for each."""
+    picture = Image.fromarray(mask)
+    picture.putpalette(class_colours().tobytes())
+    return picture
+
+
+def write_picture(path: Path, picture: Image.Image, overwrite: bool = False) -> None:
+    """Write a PNG, whole or not at all."""
+    if path.suffix.lower() != ".png":
+        raise SdrsegError(f"{path}: masks and overlays are PNG files, which keep every value. Give a name with .png.")
+    refuse_existing(path, overwrite)
+    content = io.BytesIO()
+    picture.save(content, format="PNG")
+    with atomic_writer(path) as out:
+        out.write(content.getvalue())
+
+
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    if path.exists() and not overwrite:
+        raise SdrsegError(f"{path} exists. Choose another name, or allow it to be replaced (overwrite=True).")

@@ -1,0 +1,131 @@
+"""Images of any size through a network that sees tiles: where the tiles lie, and how their answers become one.
+
+Tiles lie on a grid, so everything is decided along each axis by itself. Their starts are multiples of the network's
+stride, so that each tile's cells are cells of the whole image too. Where two tiles overlap, each counts nothing in the
+outer quarter of the overlap on its side, where it sees least of what is around, and between the quarters one fades
+smoothly into the other. So a network that looks no further than a quarter of the overlap answers as if it had seen
+the image whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sdrseg.data.augment import FILL
+from sdrseg.errors import UsageError
+
+SMALLEST = 32
+"""Images are padded at least to this side."""
+
+Forward = Callable[[Tensor], Tensor]
+"""(B, 3, h, w) uint8 to logits (B, K, h, w)."""
+
+
+@dataclass(frozen=True)
+class TileAxis:
+    """Rows or columns: `length` pixels padded to `canvas`, in tiles of `tile` pixels that begin at `starts`."""
+
+    length: int
+    canvas: int
+    tile: int
+    starts: tuple[int, ...]
+
+    def weights(self) -> Tensor:
+        """(tiles, tile): how much each pixel of each tile counts; over all tiles they sum to 1 at every pixel."""
+        weight = torch.ones(len(self.starts), self.tile, dtype=torch.float64)
+        for number in range(len(self.starts) - 1):
+            shared = self.starts[number] + self.tile - self.starts[number + 1]
+            fade = _fade(shared)
+            weight[number, self.tile - shared :] *= fade.flip(0)
+            weight[number + 1, :shared] *= fade
+        total = torch.zeros(self.canvas, dtype=torch.float64)
+        for start, row in zip(self.starts, weight, strict=True):
+            total[start : start + self.tile] += row
+        shares = [row / total[s : s + self.tile] for s, row in zip(self.starts, weight, strict=True)]
+        return torch.stack(shares).float()
+
+
+def _fade(shared: int) -> Tensor:
+    """From 0 to 1 over an overlap: 0 in the first quarter, 1 in the last, a smooth step between. With its mirror: 1."""
+    position = (torch.arange(shared, dtype=torch.float64) + 0.5) / max(1, shared)
+    t = (2 * position - 0.5).clamp(0, 1)
+    return t * t * (3 - 2 * t)
+
+
+def tile_axis(length: int, tile: int, overlap: int, multiple: int) -> TileAxis:
+    """As few tiles as cover `length` with at least `overlap` between neighbours, evenly spread."""
+    canvas = _up(max(length, SMALLEST), multiple)
+    tile = min(_up(max(tile, SMALLEST), multiple), canvas)
+    step = max(multiple, (tile - overlap) // multiple * multiple)
+    gaps = math.ceil((canvas - tile) / step)
+    cells = (canvas - tile) // multiple
+    starts = tuple(cells * n // gaps * multiple for n in range(gaps)) + (canvas - tile,)
+    return TileAxis(length, canvas, tile, starts)
+
+
+def check_tiles(tile: int, overlap: int) -> None:
+    """Refuse what makes no grid."""
+    if tile < SMALLEST:
+        raise UsageError(f"a tile of {tile} pixels is too small. Give at least {SMALLEST}.")
+    if not 0 <= overlap <= tile // 2:
+        raise UsageError(f"an overlap of {overlap} pixels: give 0 to {tile // 2}, half the tile of {tile} pixels.")
+
+
+def logit_strips(
+    image: Tensor, forward: Forward, *, tile: int, overlap: int, multiple: int, batch_size: int
+) -> Iterator[tuple[int, Tensor]]:
+    """The logits of an image (3, H, W) uint8 from top to bottom: (first row, (K, rows, W)), rows complete.
+
+    Memory holds one row of tiles at a time, however large the image is.
+    """
+    check_tiles(tile, overlap)
+    rows = tile_axis(image.shape[-2], tile, overlap, multiple)
+    columns = tile_axis(image.shape[-1], tile, overlap, multiple)
+    down, across = rows.weights(), columns.weights()
+    carried: Tensor | None = None
+    for number, top in enumerate(rows.starts):
+        band = _framed(image[:, top : top + rows.tile], rows.tile, columns.canvas)
+        if len(columns.starts) == 1 and len(rows.starts) == 1:
+            total = forward(band[None])[0]
+        else:
+            total = _row_of_tiles(band, forward, columns, across, batch_size)
+            total *= down[number][:, None].to(total.device)
+            if carried is not None:
+                total[:, : carried.shape[1]] += carried
+        last = number + 1 == len(rows.starts)
+        complete = rows.tile if last else rows.starts[number + 1] - top
+        yield top, total[:, : min(complete, rows.length - top), : columns.length]
+        carried = None if last else total[:, complete:]
+
+
+def _row_of_tiles(band: Tensor, forward: Forward, columns: TileAxis, across: Tensor, batch_size: int) -> Tensor:
+    """A band (3, tile, canvas) of the image: its logits, joined from left to right."""
+    total: Tensor | None = None
+    for first in range(0, len(columns.starts), batch_size):
+        starts = columns.starts[first : first + batch_size]
+        answers = forward(torch.stack([band[:, :, s : s + columns.tile] for s in starts]))
+        if total is None:
+            total = answers.new_zeros(answers.shape[1], answers.shape[2], columns.canvas)
+        for number, start in enumerate(starts):
+            total[:, :, start : start + columns.tile] += answers[number] * across[first + number].to(answers.device)
+    assert total is not None
+    return total
+
+
+def _framed(image: Tensor, height: int, width: int) -> Tensor:
+    """An image with the colour of padding added at the bottom and on the right."""
+    if tuple(image.shape[-2:]) == (height, width):
+        return image
+    fill = torch.tensor(FILL, dtype=torch.uint8, device=image.device)[:, None, None]
+    canvas = fill.repeat(1, height, width)
+    canvas[:, : image.shape[-2], : image.shape[-1]] = image
+    return canvas
+
+
+def _up(length: int, multiple: int) -> int:
+    return math.ceil(length / multiple) * multiple

@@ -1,0 +1,80 @@
+"""What `sdrseg predict` writes: masks, overlays, probabilities, and how much of each image each class takes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdrseg.errors import SdrsegError
+from sdrseg.files import atomic_writer, write_json
+from sdrseg.predict.images import Input
+from sdrseg.predict.prediction import Prediction, mask_picture, write_picture
+
+COLUMNS = ("image", "id", "class", "pixels", "share")
+
+
+class Outputs:
+    """The output folder: masks/NAME.png, overlays/NAME.png, probabilities/NAME.npz, areas.csv and areas.json."""
+
+    def __init__(self, folder: Path, overlays: bool, probabilities: bool):
+        self.folder = folder
+        self._kinds = {"masks": ".png"}
+        self._kinds |= {"overlays": ".png"} if overlays else {}
+        self._kinds |= {"probabilities": ".npz"} if probabilities else {}
+
+    def files(self, image: Input) -> dict[str, Path]:
+        """Where what is made of an image goes, by kind."""
+        return {kind: self.folder / kind / f"{image.name}{suffix}" for kind, suffix in self._kinds.items()}
+
+    def check(self, inputs: Sequence[Input], overwrite: bool) -> None:
+        """Refuse, before any work is done, a folder that cannot be written and files that would be lost."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SdrsegError(f"{self.folder}: cannot be made ({error.strerror}). Choose another --out.") from error
+        if not os.access(self.folder, os.W_OK):
+            raise SdrsegError(f"{self.folder}: cannot be written to. Choose another --out.")
+        there = [file for file in self._all(inputs) if os.path.lexists(file)]
+        given = {image.path.resolve() for image in inputs}
+        if own := [file for file in there if file.resolve() in given]:
+            raise SdrsegError(f"{own[0]} is one of the images and would be replaced by a result. Choose another --out.")
+        if there and not overwrite:
+            more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+            raise SdrsegError(f"{there[0]}{more}: exists already. Choose another --out, or add --overwrite.")
+
+    def write(self, image: Input, prediction: Prediction) -> None:
+        files = self.files(image)
+        write_picture(files["masks"], mask_picture(prediction.mask), overwrite=True)
+        if "overlays" in files:
+            write_picture(files["overlays"], prediction.overlay(), overwrite=True)
+        if "probabilities" in files:
+            with atomic_writer(files["probabilities"]) as out:
+                np.savez_compressed(
+                    out,
+                    probabilities=prediction.probabilities.astype(np.float16),
+                    ids=np.array([c.id for c in prediction.classes], np.uint8),
+                    names=np.array([c.name for c in prediction.classes]),
+                )
+
+    def write_areas(self, summary: dict[str, Any]) -> None:
+        """areas.csv, one line for each image and class, and areas.json, the whole summary."""
+        text = io.StringIO(newline="")
+        lines = csv.writer(text)
+        lines.writerow(COLUMNS)
+        for entry in summary["images"]:
+            for name, area in entry["areas"].items():
+                lines.writerow([entry["image"], area["id"], name, area["pixels"], f"{area['share']:.6g}"])
+        with atomic_writer(self.folder / "areas.csv") as out:
+            out.write(text.getvalue().encode())
+        write_json(self.folder / "areas.json", summary)
+
+    def _all(self, inputs: Sequence[Input]) -> Iterator[Path]:
+        yield from (self.folder / name for name in ("areas.csv", "areas.json"))
+        for image in inputs:
+            yield from self.files(image).values()

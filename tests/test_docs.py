@@ -1,0 +1,73 @@
+"""The examples of the documentation, run as they are printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdrseg.cli import main
+from sdrseg.methods import METHODS
+
+DOCS = Path(__file__).parent.parent / "docs"
+TINY = ["shapes.train=40", "shapes.val=8", "shapes.size=32", "data.crop=32", "train.epochs=1", "train.batch_size=4"]
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / name).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+def program(monkeypatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["sdrseg", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+
+
+def test_the_python_examples():
+    code = blocks("python-api.md", "python")
+    assert len(code) == 5
+    exec(compile("\n".join(code), "python-api.md", "exec"), {"__name__": "example"})
+    assert Image.open("mask.png").size == (200, 120) and Path("overlay.png").is_file()
+
+
+def test_the_example_of_a_method(monkeypatch):
+    (code,) = blocks("add-a-method.md", "python")
+    assert len(code.splitlines()) < 60
+    Path("directions.py").write_text(code)
+    (commands,) = blocks("add-a-method.md", "sh")
+    settings = [word for value in [*TINY, "run.log_every=1"] for word in ("--set", value)]
+    for command in commands.splitlines():
+        program(monkeypatch, *shlex.split(command)[1:], *settings)
+    for name, term in (("directions", True), ("mib", False)):
+        lines = [json.loads(line) for line in Path(f"runs/{name}/log.jsonl").read_text().splitlines()]
+        seen = [line["losses"] for line in lines if "losses" in line and line["step"] == 1]
+        assert seen and all(("direction" in losses) == term for losses in seen)
+    assert seen[-1].keys() >= {"ce", "kd"}
+    same = [Path(f"runs/{name}/steps/0/model.safetensors").read_bytes() for name in ("directions", "mib")]
+    assert same[0] == same[1]
+
+
+def test_the_example_of_onnx(exported):
+    shutil.copy(exported, "model.onnx")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (41, 57, 3), dtype=np.uint8)).save("photo.jpg")
+    (code,) = blocks("predict-and-export.md", "python")
+    names: dict = {}
+    exec(compile(code, "predict-and-export.md", "exec"), names)
+    assert names["mask"].shape == (1, 41, 57) and names["classes"][1]["name"] == "disc"

@@ -1,0 +1,189 @@
+"""ONNX files: the same answers as PyTorch at every size, what they say about themselves, and what is refused."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import sdrseg.export as export
+from sdrseg.cli import main
+from sdrseg.config.net import Net
+from sdrseg.data.augment import normalise
+from sdrseg.data.shapes import Shapes
+from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.export import AveragePool, export_model, show_export
+from sdrseg.network import build_network
+from sdrseg.predict import ClassInfo, Model, load
+
+
+@pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 64), (65, 129), (200, 150), (512, 512)])
+def test_answers_as_pytorch_does_at_every_size(size, trained, exported):
+    network, batch = load(trained, device="cpu").network, 1 + size[0] % 2
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (batch, 3, *size), dtype=np.uint8))
+    with torch.no_grad():
+        expected = network(normalise(images)).logits.numpy()
+    session = onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
+    logits, mask = session.run(None, {"images": images.numpy()})
+    assert logits.dtype == np.float32 and mask.dtype == np.uint8 and mask.shape == (batch, *size)
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    ids = np.array([c["id"] for c in json.loads((trained / "steps/2/meta.json").read_text())["classes"]], np.uint8)
+    top = np.sort(expected, axis=1)
+    sure = top[:, -1] - top[:, -2] > 1e-3
+    np.testing.assert_array_equal(mask[sure], ids[expected.argmax(1)][sure])
+
+
+def test_what_the_file_says(trained, exported):
+    model = onnx.load(exported)
+    onnx.checker.check_model(model, full_check=True)
+    shapes = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+    shapes |= {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.output}
+    assert shapes == {
+        "images": ["batch", 3, "height", "width"],
+        "logits": ["batch", 11, "height", "width"],
+        "mask": ["batch", "height", "width"],
+    }
+    said = {entry.key: json.loads(entry.value) for entry in model.metadata_props if entry.key.startswith("sdrseg.")}
+    meta = json.loads((trained / "steps/2/meta.json").read_text())
+    assert said["sdrseg.spec"] == "shapes:8-1@disjoint" and said["sdrseg.step"] == 2 and said["sdrseg.method"] == "mib"
+    assert said["sdrseg.model_sha256"] == meta["files"]["model"]["sha256"] and said["sdrseg.net"] == meta["net"]
+    assert [c["name"] for c in said["sdrseg.classes"]] == [c["name"] for c in meta["classes"]]
+    assert said["sdrseg.classes"][1]["colour"] == [230, 159, 0]
+    assert "uint8" in said["sdrseg.input"] and "0 to 255" in said["sdrseg.input"] and "logits" in said["sdrseg.output"]
+
+
+def test_predict_takes_the_file(trained, exported):
+    image = Shapes(size=90, train=1, val=1).image("val-00000")[:70]
+    a, b = load(trained, device="cpu"), load(exported)
+    assert a.classes == b.classes and (a.tile, a.batch_size, a.multiple) == (b.tile, b.batch_size, b.multiple)
+    one, two = a.predict(image), b.predict(image)
+    np.testing.assert_allclose(one.probabilities, two.probabilities, atol=1e-4)
+    assert (one.mask != two.mask).mean() < 1e-3
+    with pytest.raises(SdrsegError, match="holds one step"):
+        load(exported, step=1)
+
+
+def test_the_command_checks_own_images_too(trained, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(Shapes(size=64, train=1, val=1).image("val-00000")[:20]).save("low.png")
+    words = ["export", str(trained), "--out", "m.onnx", "--step", "0", "--check", "low.png", "--json"]
+    monkeypatch.setattr(sys, "argv", ["sdrseg", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capfd.readouterr()
+    assert (end.value.code or 0, err) == (0, "")
+    report = json.loads(out)
+    assert report["step"] == 0 and len(load("m.onnx").classes) == 9
+    assert report["checked"][-1]["image"] == "low.png, 64×32" and len(report["checked"]) == 7
+    assert 0 < report["largest_difference"] < 1e-4
+    show_export(report, False)
+    assert "low.png, 64×32" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("cells", [(1, 1), (2, 2), (3, 3), (6, 6), (2, 5)])
+@pytest.mark.parametrize("size", [(2, 3), (7, 6), (12, 17), (6, 6)])
+def test_pooling_by_matrices_is_adaptive_pooling(cells, size):
+    maps = torch.randn(2, 3, *size, dtype=torch.float64)
+    assert torch.allclose(AveragePool(cells)(maps), nn.AdaptiveAvgPool2d(cells)(maps), atol=1e-12)
+
+
+def model_of(network, **net) -> Model:
+    facts = {"net": net, **dict.fromkeys(("spec", "step", "method", "protocol", "model_sha256"))}
+    classes = tuple(ClassInfo(i, str(i), (0, 0, 0), 0) for i in range(4))
+    return Model(classes, network, multiple=network.multiple, tile=64, batch_size=2, facts=facts, network=network)
+
+
+def test_a_decoder_that_pytorch_alone_exports_wrongly():
+    torch.manual_seed(0)
+    network = build_network(Net(encoder="toy16", decoder="pspnet", output_stride=8, weights="none"), 4).eval()
+    model = model_of(network, encoder="toy16", decoder="pspnet")
+    content = export._with_metadata(export._onnx(network, model), export.metadata(model))
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    for size in ((32, 32), (33, 47), (65, 129)):
+        images = torch.randint(0, 256, (2, 3, *size), dtype=torch.uint8)
+        with torch.no_grad():
+            expected = network(normalise(images)).logits.numpy()
+        found = session.run(["logits"], {"images": images.numpy()})[0]
+        assert abs(found - expected).max() <= 1e-3 * abs(expected).max()
+
+
+def test_a_network_that_cannot_be_exported_is_refused(trained, tmp_path, monkeypatch):
+    class Fixed(nn.Module):
+        def forward(self, scales):
+            return scales if scales[-1].shape[-1] > 11 else None
+
+    real = load(trained, device="cpu")
+    real.network.head = Fixed()
+    monkeypatch.setattr(export, "load", lambda *_: real)
+    with pytest.raises(SdrsegError, match="toy16 with deeplabv3 cannot be exported for images of any size"):
+        export_model(trained, tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_answers_otherwise_is_not_written(trained, exported, tmp_path, monkeypatch):
+    proto = onnx.load(exported)
+    monkeypatch.setattr(export, "_onnx", lambda *_: proto)
+    real = load(trained, device="cpu")
+    with torch.no_grad():
+        real.network.classifier.bias += torch.linspace(0, 1, 11)
+    monkeypatch.setattr(export, "load", lambda *_: real)
+    with pytest.raises(SdrsegError, match="does not answer as PyTorch does on 1 generated, 32×32: logits differ by 1"):
+        export_model(trained, tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_refused_before_any_work(trained, exported, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "load", lambda *_: pytest.fail("it began to work"))
+    (tmp_path / "there.onnx").write_bytes(b"mine")
+    for options, message in (
+        ({"path": trained, "out": tmp_path / "m.pt"}, "ends in .onnx"),
+        ({"path": trained, "out": tmp_path / "m.onnx", "format": "torchscript"}, "there is onnx"),
+        ({"path": trained, "out": tmp_path / "there.onnx"}, "exists"),
+        ({"path": exported, "out": tmp_path / "m.onnx"}, "is a file"),
+        ({"path": trained, "out": tmp_path / "m.onnx", "check": ["nothing.png"]}, "no such file"),
+    ):
+        with pytest.raises((SdrsegError, UsageError), match=message):
+            export_model(**options)
+    assert (tmp_path / "there.onnx").read_bytes() == b"mine"
+
+
+def test_foreign_damaged_and_missing(exported, tmp_path, monkeypatch):
+    content = exported.read_bytes()
+    (tmp_path / "cut.onnx").write_bytes(content[: len(content) // 2])
+    foreign = onnx.load(exported)
+    del foreign.metadata_props[:]
+    onnx.save(foreign, tmp_path / "foreign.onnx")
+    for name, message in (("cut", "not an ONNX file that can be used"), ("foreign", "without the metadata")):
+        with pytest.raises(SdrsegError, match=message):
+            load(tmp_path / f"{name}.onnx")
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name in ("onnxruntime", "onnxscript"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(SdrsegError, match=r"pip install 'sdrseg\[export\]'"):
+        load(exported)
+
+
+def test_exporting_without_the_packages(trained, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name == "onnxscript":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(SdrsegError, match=r"pip install 'sdrseg\[export\]'"):
+        export_model(trained, tmp_path / "m.onnx")
