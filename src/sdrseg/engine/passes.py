@@ -253,6 +253,6 @@ def replayable(method: Method) -> bool:
     for kind in type(method).__mro__:
         if "replayable" in vars(kind):
             return method.replayable
-        if "terms" in vars(kind):
+        if {"terms", "more_terms"} & vars(kind).keys():
             return False
     return False
