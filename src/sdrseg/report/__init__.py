@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from sdrseg.files import atomic_writer
 if TYPE_CHECKING:
     from sdrseg.report.collect import RunRecord
     from sdrseg.report.page import Gathered
-    from sdrseg.report.pictures import Row, Seen, TestImage
+    from sdrseg.report.pictures import Row, Seen
 
 IMAGES = 8
 HEAD = 2000  # bytes of a file in which our mark stands
@@ -68,7 +69,7 @@ def check_may_write(file: Path, overwrite: bool = False) -> None:
         )
 
 
-def gather(runs: Sequence[RunRecord], data: Path | None, count: int) -> Gathered:
+def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathered:
     """What has to be computed: prototypes' distances, and with the data set predictions and features."""
     from sdrseg.report.latent import measure, prototype_distances
     from sdrseg.report.page import Gathered
@@ -81,13 +82,13 @@ def gather(runs: Sequence[RunRecord], data: Path | None, count: int) -> Gathered
             found.prototypes[number] = prototype_distances(run)
         except SdrsegError as error:
             found.notes.append(f"Prototypes of {run.label} are missing: {error}")
-    if count < 1:
+    if wanted < 1:
         found.notes.append("Pictures and features were not asked for (--images 0).")
         return found
     names = runs[0].all_names
     try:
         source, index = open_data(runs, data)
-        choice = choose(runs[0], index, count)
+        choice = choose(runs[0], index, wanted)
         images = load_images(runs[0], source, choice.ids)
     except SdrsegError as error:
         found.notes.append(
@@ -97,41 +98,34 @@ def gather(runs: Sequence[RunRecord], data: Path | None, count: int) -> Gathered
         return found
     found.rows = [start_row(image, names, len(names)) for image in images]
     found.how_chosen = _how_chosen(len(images), [names[c] for c in choice.missing])
-    total, done = len(images) * sum(len(run.scores) for run in runs), 0
+    total, counter = len(images) * sum(len(run.scores) for run in runs), count(1)
     with progress("looking at test images") as report:
         for number, run in enumerate(runs):
+            for row in found.rows:
+                row.predictions.append([])
             try:
-                for row in found.rows:
-                    row.predictions.append([])
-                watched = _watch(look(run, images), run, found.rows)
-
-                def counted(seen: Iterator[Seen] = watched) -> Iterator[Seen]:
-                    nonlocal done
-                    for one in seen:
-                        done += 1
-                        report(done, total)
-                        yield one
-
-                found.latents[number] = measure(counted(), run, len(names))
+                seen = _kept(look(run, images), run, found.rows, lambda: report(next(counter), total))
+                found.latents[number] = measure(seen, run, len(names))
             except SdrsegError as error:
                 found.notes.append(f"Predictions and features of {run.label} are missing: {error}")
     return found
 
 
-def _watch(seen: Iterator[Seen], run: RunRecord, rows: Sequence[Row]) -> Iterator[Seen]:
-    """Put each prediction into its row on the way."""
+def _kept(seen: Iterator[Seen], run: RunRecord, rows: Sequence[Row], tell: Callable[[], None]) -> Iterator[Seen]:
+    """Put each prediction into its row on the way, and tell that there was one."""
     from sdrseg.report.pictures import prediction_tile
 
     by_id = {row.id: row for row in rows}
     for one in seen:
         tile = prediction_tile(one, run.label, run.all_names, len(run.all_names))
         by_id[one.image.id].predictions[-1].append(tile)
+        tell()
         yield one
 
 
-def _how_chosen(count: int, missing: Sequence[str]) -> str:
+def _how_chosen(images: int, missing: Sequence[str]) -> str:
     text = (
-        f"These {count} test images were chosen by their labels alone, without looking at any prediction: "
+        f"These {images} test images were chosen by their labels alone, without looking at any prediction: "
         "image by image the one that shows most classes not shown yet, then those shown least often; the first id "
         "where several are equal. A class is shown where it covers at least 1 % of an image."
     )

@@ -15,8 +15,8 @@ from sdrseg.report.colours import DASHES, MARKERS
 
 WIDTH, HEIGHT = 340, 214
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 38
-NAME_WIDTH = 128  # of the class names beside the forgetting chart
-ROW = 22
+NAME_WIDTH = 110  # of the class names beside the forgetting chart
+ROW = 17
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,10 @@ def lines(
             drawn += "" if place is None else f"{pen}{place[0]:.1f} {place[1]:.1f}"
             pen = "M" if place is None else "L"
         parts.append(Markup('<path class="line s{}" d="{}" stroke-dasharray="{}"/>').format(one.style, drawn, dash))
-        if markers:
-            parts += [marker(*p[:2], one.style, p[2]) for p in places if p is not None]
+        around = [None, *places, None]
+        for before, place, after in zip(around, places, around[2:], strict=False):
+            if place is not None and (markers or not (before or after)):  # a point by itself makes no line
+                parts.append(marker(*place[:2], one.style, place[2]))
     return _svg(WIDTH, HEIGHT, name, parts)
 
 
@@ -99,11 +101,10 @@ def dots(rows: Sequence[tuple[str, Sequence[float | None]]], labels: Sequence[st
     """A row for each class, a marker for each run: values in points, 0 is a line."""
     known = [v for _, values in rows for v in values if v is not None]
     low, high = nice_range(known or [0.0, 1.0])
-    height = TOP + len(rows) * ROW + 30
-    width = 2 * WIDTH
+    height, width = TOP + len(rows) * ROW + 24, 420
 
     def across(value: float) -> float:
-        return NAME_WIDTH + 14 + (value - low) / ((high - low) or 1) * (width - NAME_WIDTH - 32)
+        return NAME_WIDTH + 14 + (value - low) / ((high - low) or 1) * (width - NAME_WIDTH - 28)
 
     parts = []
     step = nice_step(high - low, 6)
@@ -114,10 +115,10 @@ def dots(rows: Sequence[tuple[str, Sequence[float | None]]], labels: Sequence[st
         parts.append(_text(x, bottom + 15, f"{n * step:g}", "middle"))
     for number, (label, values) in enumerate(rows):
         y = TOP + (number + 0.5) * ROW
-        parts.append(Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(NAME_WIDTH + 14, y, width - 18))
-        parts.append(_text(NAME_WIDTH + 4, y + 4, _short(label, 19), "end", label))
+        parts.append(Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(NAME_WIDTH + 8, y, width - 8))
+        parts.append(_text(NAME_WIDTH + 4, y + 4, _short(label, 17), "end", label))
         parts += [
-            marker(across(v), y, style, f"{label}, {labels[style]}: {v:+.1f} points", 5)
+            marker(across(v), y, style, f"{label}, {labels[style]}: {v:+.1f} points", 4)
             for style, v in enumerate(values)
             if v is not None
         ]
@@ -179,15 +180,15 @@ def _frame(axes: Axes) -> Markup:
         y = axes.down(value)
         parts.append(Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(LEFT, y, right))
         parts.append(_text(LEFT - 5, y + 4, label, "end"))
-    for value in axes.ruled:
-        parts.append(Markup('<path class="ruled" d="M{:.1f} {}V{}"/>').format(axes.across(value), TOP, bottom))
+    ruled = Markup('<path class="ruled" d="M{:.1f} {}V{}"/>')
+    parts += [ruled.format(axes.across(value), TOP, bottom) for value in axes.ruled]
     parts.append(Markup('<path class="axis" d="M{} {}H{}"/>').format(LEFT, bottom, right))
     parts += [_text(axes.across(value), bottom + 14, label, "middle") for value, label in axes.x_ticks]
     parts.append(_text((LEFT + right) / 2, HEIGHT - 5, axes.x_name, "middle"))
     parts.append(
-        Markup('<text class="label" transform="translate(10 {:.0f}) rotate(-90)" text-anchor="middle">{}</text>').format(
-            (TOP + bottom) / 2, axes.y_name
-        )
+        Markup(
+            '<text class="label" transform="translate(10 {:.0f}) rotate(-90)" text-anchor="middle">{}</text>'
+        ).format((TOP + bottom) / 2, axes.y_name)
     )
     return Markup("").join(parts)
 

@@ -35,7 +35,7 @@ def class_colours(classes: int) -> tuple[Colour, ...]:
     levels = np.array([40, 85, 130, 175, 220, 255])
     grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), -1).reshape(-1, 3)
     seen = _as_seen(grid.astype(np.float64))
-    usable = (seen[0, :, 0] > 0.42) & (seen[0, :, 0] < 0.93)
+    usable = (seen[0, :, 0] > 0.5) & (seen[0, :, 0] < 0.93)
     grid, seen = grid[usable], seen[:, usable]
     chosen = [BACKGROUND, *_FIRST][:classes]
     fixed = _as_seen(np.array([*chosen, NOT_SCORED], np.float64))

@@ -1,4 +1,4 @@
-"""The numbers at the top of a report, which of them are best, and a sentence about them. All are read from summaries."""
+"""The numbers at the top of a report, which are best, and a sentence about them: all from the runs' summaries."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ class of each cell. Classes follow the channels of the last step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,12 +27,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Two principal components of features before and after a step, in one basis: points (N, 2) with channels (N,)."""
+    """Two principal components of features before and after a step, in one basis: the same cells, (N, 2) twice."""
 
     before: int
     after: int
     points: tuple[Floats, Floats]
-    channels: tuple[NDArray[np.int64], NDArray[np.int64]]
+    channels: NDArray[np.int64]
     explained: float  # the share of the variance that the two axes hold
 
 
@@ -104,7 +104,7 @@ def normalised_counts(features: Tensor, labels: Tensor, classes: int) -> Floats:
 
 def project(before: int, after: int, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Projection:
     """Principal components of both together. The same cells are taken of both: up to POINTS of a class, evenly."""
-    chosen = torch.cat([_spread(first[1] == c) for c in first[1].unique().tolist()])
+    chosen = torch.cat([_spread(first[1] == c) for c in sorted(set(first[1].tolist()))])
     vectors = [first[0][chosen].double(), second[0][chosen].double()]
     both = torch.cat(vectors)
     centre = both.mean(0)
@@ -113,8 +113,7 @@ def project(before: int, after: int, first: tuple[Tensor, Tensor], second: tuple
     axes = axes * torch.where(axes.gather(1, axes.abs().argmax(1, keepdim=True)) < 0, -1, 1)  # one sign for everyone
     points = [((v - centre) @ axes.T).numpy() for v in vectors]
     explained = float(sizes[:2].square().sum() / sizes.square().sum().clamp_min(1e-30))
-    channels = first[1][chosen].numpy()
-    return Projection(before, after, (points[0], points[1]), (channels, channels), explained)
+    return Projection(before, after, (points[0], points[1]), first[1][chosen].numpy(), explained)
 
 
 def _spread(member: Tensor) -> Tensor:
@@ -144,9 +143,9 @@ def logged(run: RunRecord, metric: str) -> list[float | None]:
     return [last.get(k) for k in range(len(run.scores))]
 
 
-def box_of(runs: Sequence[Projection]) -> tuple[float, float, float, float]:
-    """What a pair of panels shows: all points of both."""
-    every = np.concatenate([points for one in runs for points in one.points])
+def box_of(projection: Projection) -> tuple[float, float, float, float]:
+    """What both panels show: (left, right, low, high) of all points."""
+    every = np.concatenate(projection.points)
     (left, low), (right, high) = every.min(0), every.max(0)
     return float(left), float(right), float(low), float(high)
 

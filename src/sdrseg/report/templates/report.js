@@ -6,7 +6,7 @@
   if (!grid) return;
   const step = document.getElementById("step");
   const opacity = document.getElementById("opacity");
-  const clear = document.getElementById("clear");
+  const clears = [...document.querySelectorAll(".clear")];
   const buttons = [...document.querySelectorAll(".legend button[data-channel]")];
   const masks = [...grid.querySelectorAll("img.mask")];
   const clouds = [...document.querySelectorAll(".cloud")];
@@ -57,7 +57,7 @@
     for (const button of buttons) {
       button.setAttribute("aria-pressed", String(lit.has(Number(button.dataset.channel))));
     }
-    clear.hidden = lit.size === 0;
+    for (const clear of clears) clear.hidden = lit.size === 0;
   }
 
   function showStep() {
@@ -88,14 +88,17 @@
       paint();
     });
   }
-  clear.addEventListener("click", () => {
-    lit.clear();
-    paint();
-    buttons[0].focus();
-  });
-  document.querySelector(".legend").addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && lit.size) clear.click();
-  });
+  for (const legend of document.querySelectorAll(".legend")) {
+    const all = () => {
+      lit.clear();
+      paint();
+      legend.querySelector("button").focus();
+    };
+    legend.querySelector(".clear").addEventListener("click", all);
+    legend.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && lit.size) all();
+    });
+  }
   step.addEventListener("input", showStep);
   opacity.addEventListener("input", showOpacity);
   showOpacity();
