@@ -122,7 +122,7 @@ def report(
         Path | None, typer.Option(metavar="FILE", help="Where the page goes; by default named after the scenario.")
     ] = None,
     path: DataPath = None,
-    images: Annotated[int, typer.Option(min=0, max=100, help="How many test images to show; 0: none.")] = 8,
+    images: Annotated[int, typer.Option(min=0, max=100, help="How many test images to show; 0: none.")] = 10,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace FILE even if it is no report of sdrseg.")
     ] = False,

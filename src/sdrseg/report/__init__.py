@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sdrseg.report.page import Gathered
     from sdrseg.report.pictures import Row, Seen
 
-IMAGES = 8
+IMAGES = 10
 HEAD = 2000  # bytes of a file in which our mark stands
 
 
@@ -88,7 +88,7 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
     names = runs[0].all_names
     try:
         source, index = open_data(runs, data)
-        choice = choose(runs[0], index, wanted)
+        choice = choose(runs[0], source, index, wanted)
         images = load_images(runs[0], source, choice.ids)
     except SdrsegError as error:
         found.notes.append(
@@ -127,7 +127,7 @@ def _how_chosen(images: int, missing: Sequence[str]) -> str:
     text = (
         f"These {images} test images were chosen by their labels alone, without looking at any prediction: "
         "image by image the one that shows most classes not shown yet, then those shown least often; the first id "
-        "where several are equal. A class is shown where it covers at least 1 % of an image."
+        "where several are equal. A class is shown where it covers at least 1\u00a0% of an image."
     )
     if missing:
         text += f" Not shown: {', '.join(missing)}; --images with a larger number shows more."

@@ -16,7 +16,8 @@ from sdrseg.report.colours import DASHES, MARKERS
 WIDTH, HEIGHT = 340, 214
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 38
 NAME_WIDTH = 110  # of the class names beside the forgetting chart
-ROW = 17
+ROW = 18
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class Axes:
         if self.log:
             powers = range(math.ceil(math.log10(self.y[0]) - 1e-9), math.floor(math.log10(self.y[1]) + 1e-9) + 1)
             every = max(1, math.ceil(len(powers) / 6))
-            return [(10.0**p, f"{10.0**p:g}" if -4 < p < 5 else f"1e{p}") for p in powers[::every]]
+            return [
+                (10.0**p, f"{10.0**p:g}" if -3 < p < 4 else "10" + str(p).translate(RAISED)) for p in powers[::every]
+            ]
         step = nice_step(self.y[1] - self.y[0])
         first = math.ceil(self.y[0] / step - 1e-9)
         return [(n * step, f"{n * step:g}") for n in range(first, math.floor(self.y[1] / step + 1e-9) + 1)]
@@ -117,9 +120,10 @@ def dots(rows: Sequence[tuple[str, Sequence[float | None]]], labels: Sequence[st
         y = TOP + (number + 0.5) * ROW
         parts.append(Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(NAME_WIDTH + 8, y, width - 8))
         parts.append(_text(NAME_WIDTH + 4, y + 4, _short(label, 17), "end", label))
+        lane = min(4.5, 11 / len(labels))  # runs side by side, so that equal values do not hide each other
         parts += [
-            marker(across(v), y, style, f"{label}, {labels[style]}: {v:+.1f} points", 4)
-            for style, v in enumerate(values)
+            marker(across(v), y + lane * (n - (len(labels) - 1) / 2), n, f"{label}, {labels[n]}: {v:+.1f} points", 3.2)
+            for n, v in enumerate(values)
             if v is not None
         ]
     return _svg(width, height, name, parts, "wide")

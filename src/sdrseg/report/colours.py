@@ -29,13 +29,13 @@ _DEUTAN = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.
 def class_colours(classes: int) -> tuple[Colour, ...]:
     """A colour for each channel: background dark, then Okabe and Ito's, then always the one farthest from the others.
 
-    Farthest as seen with normal vision and without red or green cones, whichever is nearest. The colour of a channel
-    does not depend on how many there are.
+    Farthest as seen with normal vision and without red or green cones, whichever is nearest, the latter counted twice
+    as far (without a kind of cone all colours lie nearer). A channel's colour does not depend on how many there are.
     """
-    levels = np.array([40, 85, 130, 175, 220, 255])
+    levels = np.array([0, 36, 73, 109, 146, 182, 219, 255])
     grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), -1).reshape(-1, 3)
     seen = _as_seen(grid.astype(np.float64))
-    usable = (seen[0, :, 0] > 0.5) & (seen[0, :, 0] < 0.93)
+    usable = (seen[0, :, 0] > 0.45) & (seen[0, :, 0] < 0.93)
     grid, seen = grid[usable], seen[:, usable]
     chosen = [BACKGROUND, *_FIRST][:classes]
     fixed = _as_seen(np.array([*chosen, NOT_SCORED], np.float64))
@@ -57,7 +57,8 @@ def _as_seen(rgb: Floats) -> Floats:
 
 def _apart(a: Floats, b: Floats) -> Floats:
     """(N, M): the smallest distance over the three kinds of vision."""
-    apart: Floats = np.linalg.norm(a[:, :, None] - b[:, None], axis=-1).min(axis=0)
+    weight = np.array([1.0, 2.0, 2.0])[:, None, None]
+    apart: Floats = (weight * np.linalg.norm(a[:, :, None] - b[:, None], axis=-1)).min(axis=0)
     return apart
 
 

@@ -120,8 +120,8 @@ def sentence(runs: Sequence[RunRecord]) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+    return f"{100 * value:.1f}\u00a0%"
 
 
 def _points(value: float) -> str:
-    return f"{100 * value:.1f} points"
+    return f"{100 * value:.1f}\u00a0points"

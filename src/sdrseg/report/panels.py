@@ -96,7 +96,7 @@ def histogram_panel(runs: Sequence[RunRecord], latents: Sequence[Latent | None])
     for one, latent in zip(series, [x for x in latents if x is not None and x.histogram is not None], strict=True):
         assert latent.histogram is not None
         middle = sum(v for v, x in zip(latent.histogram.tolist(), middles, strict=True) if 0.3 <= x <= 0.85)
-        parts.append(f"{one.label} {100 * middle:.1f} %")
+        parts.append(f"{one.label} {100 * middle:.1f}\u00a0%")
     name = f"Histogram of activations divided by the largest of their class. Between 0.3 and 0.85: {', '.join(parts)}."
     chart = charts.lines(series, axes, name, markers=False)
     negative = any(latent is not None and latent.negative for latent in latents)

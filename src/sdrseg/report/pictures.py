@@ -31,6 +31,7 @@ from sdrseg.scenario import parse_spec
 from sdrseg.terminal import progress
 
 VISIBLE = 0.01  # of an image's pixels: a class with less is hardly seen
+RARER = 0.01  # a class that was shown once more counts so much less: new ones come first
 LARGEST = 512  # pixels of the longer side, as shown
 SMALL = 160  # pictures up to this size are stored without loss
 
@@ -100,27 +101,41 @@ def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, Cla
     return source, index
 
 
-def choose(run: RunRecord, index: ClassIndex, count: int) -> Choice:
+def choose(run: RunRecord, source: Source, index: ClassIndex, count: int) -> Choice:
     """Images that show every class, and then every class once more, and so on: greedily, the first id where equal.
 
-    An image shows a class that covers at least 1 % of its pixels (or any, for a class that never covers as much).
+    An image shows a class that covers at least 1 % of what is scored of it (less for a class that is always smaller).
+    What a mask holds is an upper bound to what its view shows, so only promising masks are opened.
     """
     step = run.scenario["steps"][-1]
     ids, channels = step["test_ids"], np.array(step["channels"])[1:]
     row = {id: number for number, id in enumerate(index.ids)}
     pixels = index.pixels[[row[id] for id in ids]]
     share = pixels[:, channels] / np.maximum(pixels.sum(1, keepdims=True), 1)
-    shows = share >= VISIBLE
-    shows |= (share > 0) & ~shows.any(axis=0)
-    times, left, chosen = np.zeros(len(channels)), np.ones(len(ids), dtype=bool), []
-    for _ in range(min(count, len(ids))):
-        worth = np.where(left, shows @ 0.25**times, -1)
+    enough = np.minimum(VISIBLE, share.max(axis=0) / 2)
+    shows, exact = share > 0, np.zeros(len(ids), dtype=bool)
+    times, chosen = np.zeros(len(channels)), dict[str, None]()
+    while len(chosen) < min(count, len(ids)):
+        worth = np.array([-1 if id in chosen else shown @ RARER**times for id, shown in zip(ids, shows, strict=True)])
         best = int(worth.argmax())
-        chosen.append(ids[best])
-        left[best] = False
-        times += shows[best]
+        if exact[best]:
+            chosen[ids[best]] = None
+            times += shows[best]
+            continue
+        seen = _view(run, source.mask(ids[best]))
+        counts = np.bincount(seen.ravel(), minlength=256)[channels]
+        shows[best] &= counts >= np.maximum(enough * seen.size, 1)
+        exact[best] = True
     missing = tuple(int(c) + 1 for c in np.flatnonzero(times == 0))
     return Choice(tuple(chosen), missing)
+
+
+def _view(run: RunRecord, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The part of a mask that is scored, as it is shown."""
+    view = EVALUATIONS[run.config.eval.transform]((mask.shape[0], mask.shape[1]))
+    nothing = torch.zeros(3, *mask.shape, dtype=torch.uint8)
+    shown: NDArray[np.uint8] = show(view, nothing, torch.from_numpy(np.array(mask)))[1].numpy()
+    return shown
 
 
 def load_images(run: RunRecord, source: Source, ids: Sequence[str]) -> list[TestImage]:

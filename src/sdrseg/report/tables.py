@@ -74,7 +74,7 @@ def confusion(label: str, names: Sequence[str], matrix: NDArray[np.int64]) -> tu
     wrong = np.where(np.eye(len(names), dtype=bool), 0, shares)
     order = np.argsort(-wrong, axis=None, kind="stable")[:10]
     errors = [
-        Entry(names[i // len(names)], names[i % len(names)], f"{100 * wrong.flat[i]:.1f} %", float(wrong.flat[i]))
+        Entry(names[i // len(names)], names[i % len(names)], f"{100 * wrong.flat[i]:.1f}\u00a0%", float(wrong.flat[i]))
         for i in map(int, order)
         if wrong.flat[i] > 0
     ]
@@ -87,7 +87,7 @@ def confusion(label: str, names: Sequence[str], matrix: NDArray[np.int64]) -> tu
             share = float(shares[i, j])
             text = f"{100 * share:.0f}" if share >= 0.005 else ""
             hint = f"{name} predicted as {other}: {100 * share:.1f} %"
-            value = share if there[i] else None
+            value = share if there[i] and text else None  # what is not written is not coloured either
             cells.append(coloured(value, share, text, hint, warm=i != j))
         rows.append((name, cells))
     title = f"Confusion matrix after the last step, {label}: row = truth, column = prediction, per cent of the row"
