@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,3 +59,21 @@ def voc_lists() -> dict[str, list[int]]:
         key: np.flatnonzero(np.unpackbits(packed[key], count=10582 if "/train-" in key else 1449)).tolist()
         for key in packed.files
     }
+
+
+@pytest.fixture(scope="session")
+def report_runs(tmp_path_factory) -> dict[str, Path]:
+    """Tiny runs of one scenario with three steps: fine-tuning, SDR, and SDR of which only two steps are done."""
+    from sdrseg.engine.run import train
+
+    folder = tmp_path_factory.mktemp("report-runs")
+    tiny = ["shapes.size=32", "shapes.train=60", "shapes.val=24", "data.crop=32", "train.batch_size=4"]
+    tiny += ["train.epochs=1", "optim.lr=0.02", "net.decoder=deeplabv3", "run.log_every=1", "data.workers=0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SDRSEG_CACHE", str(folder / "cache"))
+        for method in ("ft", "sdr"):
+            train("shapes:8-1@disjoint", method, folder / method, assignments=tiny, bases=folder / "bases")
+    shutil.copytree(folder / "sdr", folder / "unfinished")
+    shutil.rmtree(folder / "unfinished/steps/2")
+    (folder / "unfinished/summary.json").unlink()
+    return {name: folder / name for name in ("ft", "sdr", "unfinished")}
