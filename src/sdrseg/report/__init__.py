@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 IMAGES = 10
 HEAD = 2000  # bytes of a file in which our mark stands
+MARK = "sdrseg report"
+"""Stands in the head of every report, so that one of ours may be replaced and nobody else's file."""
 
 
 def write_report(
@@ -51,19 +54,20 @@ def write_report(
 
 
 def check_may_write(file: Path, overwrite: bool = False) -> None:
-    """Refuse a folder, and a file that is no report of ours unless it may be overwritten."""
-    from sdrseg.report.page import MARK
-
-    if file.is_dir():
-        raise SdrsegError(f"{file} is a folder. Name a file with --out.")
-    if overwrite or not file.exists():
-        return
+    """Refuse a place that cannot be written, and a file that is no report of ours unless it may be overwritten."""
     try:
+        if file.is_dir():
+            raise SdrsegError(f"{file} is a folder. Name a file with --out.")
+        if not file.exists():
+            folder = next(place for place in file.absolute().parents if place.exists())
+            if not (folder.is_dir() and os.access(folder, os.W_OK)):
+                raise SdrsegError(f"{file}: cannot be written in {folder}. Choose another place with --out.")
+            return
         with file.open("rb") as opened:
-            head = opened.read(HEAD)
+            ours = f'<meta name="generator" content="{MARK}'.encode() in opened.read(HEAD)
     except OSError as error:
         raise SdrsegError(f"{file}: {error.strerror}. Choose another name with --out.") from error
-    if f'<meta name="generator" content="{MARK}'.encode() not in head:
+    if not (ours or overwrite):
         raise SdrsegError(
             f"{file} exists and is no report of sdrseg. Choose another name with --out, or add --overwrite."
         )

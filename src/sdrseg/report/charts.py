@@ -53,14 +53,23 @@ class Axes:
 
     def y_ticks(self) -> list[tuple[float, str]]:
         if self.log:
-            powers = range(math.ceil(math.log10(self.y[0]) - 1e-9), math.floor(math.log10(self.y[1]) + 1e-9) + 1)
-            every = max(1, math.ceil(len(powers) / 6))
-            return [
-                (10.0**p, f"{10.0**p:g}" if -3 < p < 4 else "10" + str(p).translate(RAISED)) for p in powers[::every]
-            ]
+            return log_ticks(*self.y)
         step = nice_step(self.y[1] - self.y[0])
         first = math.ceil(self.y[0] / step - 1e-9)
         return [(n * step, f"{n * step:g}") for n in range(first, math.floor(self.y[1] / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Powers of ten, not too many; on a short axis 2 and 5 times them too."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    every = max(1, math.ceil((last - first) / 6))
+    factors = (1, 2, 5) if last - first <= 2 else (1,)
+    ticks = [(f * 10.0**p, p) for p in range(first, last + 1, every) for f in factors]
+    inside = [(v, p) for v, p in ticks if low * 0.999 <= v <= high * 1.001]
+    return [
+        (v, f"{v:g}" if -3 < p < 4 else f"{v / 10.0**p:g}·10".removeprefix("1·") + str(p).translate(RAISED))
+        for v, p in inside
+    ]
 
 
 def nice_step(span: float, parts: int = 5) -> float:

@@ -80,7 +80,7 @@ def collect(paths: Sequence[Path]) -> list[RunRecord]:
     if twice:
         raise SdrsegError(f"{twice[0]} is named twice. Name each run once.")
     folders = [RunFolder(path) for path in paths]
-    identities = [folder.read_json("config.json") for folder in folders]
+    identities = [_identity(folder) for folder in folders]
     labels = _labels(paths, [str(identity["method"]) for identity in identities])
     runs = [_read(f, i, label) for f, i, label in zip(folders, identities, labels, strict=True)]
     for run in runs[1:]:
@@ -89,6 +89,14 @@ def collect(paths: Sequence[Path]) -> list[RunRecord]:
                 f"{run.path} cannot be compared with {runs[0].path}: {why}. Write a report of its own for it."
             )
     return runs
+
+
+def _identity(folder: RunFolder) -> dict[str, Any]:
+    """What config.json says the run is."""
+    saved = folder.read_json("config.json")
+    if not isinstance(saved, dict) or not {"spec", "method", "preset", "config"} <= saved.keys():
+        raise SdrsegError(f"{folder.path / 'config.json'}: not that of a run. Name the folder of a run.")
+    return saved
 
 
 def _labels(paths: Sequence[Path], methods: Sequence[str]) -> list[str]:
@@ -132,7 +140,7 @@ def _train_lines(file: Path) -> list[Entry]:
             entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, dict) and entry.get("event") == "train":
+        if isinstance(entry, dict) and entry.get("event") == "train" and "losses" in entry:
             entries.append(entry)
     return entries
 

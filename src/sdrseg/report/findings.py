@@ -66,13 +66,13 @@ def measures(runs: Sequence[RunRecord]) -> list[Measure]:
 
 
 def figures(runs: Sequence[RunRecord]) -> list[list[Figure]]:
-    """For each run its numbers. Best are those among the runs that are as far as the farthest, if there are several."""
+    """For each run its numbers. Best is the best of the runs that are as far as the farthest, where they differ."""
     far = max(run.last for run in runs)
     rows: list[list[Figure]] = [[] for _ in runs]
     for measure in measures(runs):
         values = [measure.read(run.summary) for run in runs]
         compared = [v for v, run in zip(values, runs, strict=True) if v is not None and run.last == far]
-        top = (max if measure.higher_is_better else min)(compared) if len(compared) > 1 else None
+        top = (max if measure.higher_is_better else min)(compared) if len(set(compared)) > 1 else None
         for row, value, run in zip(rows, values, runs, strict=True):
             best = top is not None and value == top and run.last == far
             row.append(Figure(measure.key, value, best))
@@ -103,14 +103,14 @@ def sentence(runs: Sequence[RunRecord]) -> str:
     if not known:
         return text
     run, value = min(known, key=lambda pair: pair[1])
-    if len(known) > 1:
-        worst, most = max(known, key=lambda pair: pair[1])
+    worst, most = max(known, key=lambda pair: pair[1])
+    if most > value:
         text += (
             f" {run.label} forgets least: a class it knew loses {_points(value)} of its best IoU on average, "
             f"with {worst.label} {_points(most)}."
         )
     else:
-        text += f" A class it knew loses {_points(value)} of its best IoU on average."
+        text += f" A class that was known loses {_points(value)} of its best IoU on average."
     by_class = [row[-1] for row in best.summary["forgetting"]["by_class"]]
     losses = [(v, name) for v, name in zip(by_class, best.summary["classes"], strict=True) if v is not None and v > 0]
     if losses:

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sdrseg import __version__
-from sdrseg.report import charts, tables
+from sdrseg.report import MARK, charts, tables
 from sdrseg.report.collect import RunRecord, command_line, scored_differently
 from sdrseg.report.colours import LINES, class_colours, hex_of, text_on
 from sdrseg.report.curves import loss_panels
@@ -21,9 +21,6 @@ from sdrseg.report.findings import figures, measures, sentence
 from sdrseg.report.latent import Floats, Latent
 from sdrseg.report.panels import courses_panels, forgetting_panel, histogram_panel, latent_panels, sparsity_panels
 from sdrseg.report.pictures import Row
-
-MARK = "sdrseg report"
-"""Stands in the head of every report, so that one of ours may be replaced and nobody else's file."""
 
 
 @dataclass(eq=False)

@@ -29,8 +29,8 @@ def courses_panels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
             for number, run in enumerate(runs)
         ]
         ends = [f"{s.label} {v:.1f}" for s in series if (v := s.y[-1]) is not None]
-        if not ends:
-            continue
+        if not ends or (group == "old" and all(c["new"] is None for run in runs for c in run.summary["miou_by_step"])):
+            continue  # where nothing is new, old is all
         every = max(1, round(last / 10))
         axes = charts.Axes(
             (-0.25, last + 0.25), (0, top), [(k, str(k)) for k in range(0, last + 1, every)], "step", "mIoU in %"
