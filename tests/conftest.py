@@ -67,8 +67,9 @@ def report_runs(tmp_path_factory) -> dict[str, Path]:
     from sdrseg.engine.run import train
 
     folder = tmp_path_factory.mktemp("report-runs")
-    tiny = ["shapes.size=32", "shapes.train=60", "shapes.val=24", "data.crop=32", "train.batch_size=4"]
-    tiny += ["train.epochs=1", "optim.lr=0.02", "net.decoder=deeplabv3", "run.log_every=1", "data.workers=0"]
+    tiny = ["shapes.size=32", "shapes.train=160", "shapes.val=24", "data.crop=32", "data.scale=[0.8, 1.25]"]
+    tiny += ["train.batch_size=8", "train.epochs=6", "optim.lr=0.05", "optim.lr_later=0.01", "kd.weight=5"]
+    tiny += ["run.log_every=1", "data.workers=0"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SDRSEG_CACHE", str(folder / "cache"))
         for method in ("ft", "sdr"):
