@@ -347,6 +347,10 @@ def test_other_scenarios_are_refused(report_runs, tmp_path):
         write_report([report_runs["sdr"], report_runs["sdr"]], tmp_path / "out.html")
     with pytest.raises(SdrsegError, match=r"Is .* a run\?"):
         write_report([tmp_path / "nothing"], tmp_path / "out.html")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/config.json").write_text("[1, 2]")
+    with pytest.raises(SdrsegError, match="not that of a run"):
+        write_report([tmp_path / "foreign"], tmp_path / "out.html")
     shutil.rmtree(tmp_path / "other/steps")
     with pytest.raises(SdrsegError, match="step 0 is not trained"):
         write_report([tmp_path / "other"], tmp_path / "out.html")
@@ -371,6 +375,10 @@ def test_a_file_of_somebody_else_is_not_overwritten(report_runs, tmp_path, monke
     assert f"{file} (0." in out and "not asked for" in err
     with pytest.raises(SdrsegError, match="is a folder"):
         write_report([report_runs["ft"]], tmp_path)
+    with pytest.raises(SdrsegError, match=r"Not a directory|cannot be written in"):
+        write_report([report_runs["ft"]], file / "below.html")
+    with pytest.raises(SdrsegError, match="Choose another name with --out"):
+        write_report([report_runs["ft"]], tmp_path / ("x" * 300))
 
 
 def test_the_file_is_named_after_the_scenario(report_runs, tmp_path, monkeypatch):
