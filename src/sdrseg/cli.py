@@ -176,6 +176,27 @@ def export(
     show_export(export_model(model, out, format=format, step=step, check=given, overwrite=overwrite), json)
 
 
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs of one scenario.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where the page goes; by default named after the scenario.")
+    ] = None,
+    path: DataPath = None,
+    images: Annotated[int, typer.Option(min=0, max=100, help="How many test images to show; 0: none.")] = 10,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace FILE even if it is no report of sdrseg.")
+    ] = False,
+) -> None:
+    """Compare runs in one HTML page that needs nothing else: scores, pictures, losses, latent space, settings."""
+    from sdrseg.report import write_report
+
+    file, notes = write_report(runs, out, path, images, overwrite)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"{file} ({file.stat().st_size / 1e6:.2f} MB)")
+
+
 base = typer.Typer(help="Models of step 0: write them for the way to another machine, and take them in there.")
 app.add_typer(base, name="base")
 
