@@ -18,13 +18,13 @@ import torch
 from PIL import Image
 
 from sdrseg.cli import main
+from sdrseg.colours import contrast, shade, text_on
 from sdrseg.config import load_config
 from sdrseg.data.shapes import Shapes
 from sdrseg.errors import SdrsegError
 from sdrseg.methods import method_layers
 from sdrseg.report import write_report
 from sdrseg.report.collect import collect, command_line
-from sdrseg.report.colours import class_colours, contrast, shade, text_on
 from sdrseg.report.latent import normalised_counts, project
 from sdrseg.report.pictures import choose, open_data
 
@@ -437,9 +437,3 @@ def test_text_can_be_read_on_every_shade():
             ground = shade(float(share), warm)
             ink = (0, 0, 0) if text_on(ground) == "#000" else (255, 255, 255)
             assert contrast(ground, ink) >= 4.5
-
-
-def test_class_colours_are_different_and_do_not_depend_on_the_number_of_classes():
-    assert class_colours(21) == class_colours(151)[:21]
-    assert len(set(class_colours(151))) == 151
-    assert max(class_colours(2)[0]) < 40

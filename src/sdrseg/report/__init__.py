@@ -100,7 +100,7 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
             "Run `sdrseg report` again with --data PATH, as for `sdrseg train`, to have them."
         )
         return found
-    found.rows = [start_row(image, names, len(names)) for image in images]
+    found.rows = [start_row(image, names, runs[0].colours) for image in images]
     found.how_chosen = _how_chosen(len(images), [names[c] for c in choice.missing])
     total, counter = len(images) * sum(len(run.scores) for run in runs), count(1)
     with progress("looking at test images") as report:
@@ -121,7 +121,7 @@ def _kept(seen: Iterator[Seen], run: RunRecord, rows: Sequence[Row], tell: Calla
 
     by_id = {row.id: row for row in rows}
     for one in seen:
-        tile = prediction_tile(one, run.label, run.all_names, len(run.all_names))
+        tile = prediction_tile(one, run.label, run.all_names, run.colours)
         by_id[one.image.id].predictions[-1].append(tile)
         tell()
         yield one

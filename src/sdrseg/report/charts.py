@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from sdrseg.report.colours import DASHES, MARKERS
+from sdrseg.colours import DASHES, MARKERS
 
 WIDTH, HEIGHT = 340, 214
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 38

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sdrseg.colours import Colour, class_colours
 from sdrseg.config import Config, config_from, load_config
 from sdrseg.engine.folder import RunFolder
 from sdrseg.errors import SdrsegError
@@ -64,6 +65,11 @@ class RunRecord:
     def all_names(self) -> tuple[str, ...]:
         """The classes by channel after the last step of the scenario."""
         return tuple(self.scenario["classes"][c] for c in self.scenario["steps"][-1]["channels"])
+
+    @property
+    def colours(self) -> tuple[Colour, ...]:
+        """Those of `all_names`."""
+        return class_colours(self.scenario["steps"][-1]["channels"])
 
     @cached_property
     def summary(self) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sdrseg import __version__
+from sdrseg.colours import LINES, hex_of, text_on
 from sdrseg.report import MARK, charts, tables
 from sdrseg.report.collect import RunRecord, command_line, scored_differently
-from sdrseg.report.colours import LINES, class_colours, hex_of, text_on
 from sdrseg.report.curves import loss_panels
 from sdrseg.report.findings import figures, measures, sentence
 from sdrseg.report.latent import Floats, Latent
@@ -47,7 +47,7 @@ def render(runs: Sequence[RunRecord], found: Gathered) -> str:
     )
     environment.filters["percent"] = lambda v: "–" if v is None else f"{100 * v:.1f}"
     first = max(runs, key=lambda run: run.last)
-    colours = class_colours(len(first.all_names))
+    colours = first.colours
     return environment.get_template("report.html.j2").render(
         mark=MARK,
         version=__version__,

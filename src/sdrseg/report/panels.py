@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sdrseg.colours import hex_of
 from sdrseg.report import charts, tables
 from sdrseg.report.collect import RunRecord, finite
-from sdrseg.report.colours import class_colours, hex_of
 from sdrseg.report.latent import BINS, Floats, Latent, box_of, logged
 
 
@@ -109,7 +109,7 @@ def latent_panels(run: RunRecord, latent: Latent | None, apart: Floats | None) -
     projection = None if latent is None else latent.projection
     if projection is not None:
         box = box_of(projection)
-        colours = [hex_of(c) for c in class_colours(len(run.all_names))]
+        colours = [hex_of(colour) for colour in run.colours]
         channels = projection.channels
         panels = zip(("before", "after"), (projection.before, projection.after), projection.points, strict=True)
         for when, step, points in panels:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from sdrseg.colours import NOT_SCORED, Colour
 from sdrseg.data import open_source
 from sdrseg.data.augment import EVALUATIONS, normalise, padding, show
 from sdrseg.data.index import ClassIndex, class_index
@@ -26,7 +27,6 @@ from sdrseg.errors import DataError, SdrsegError
 from sdrseg.losses.pixels import to_grid
 from sdrseg.network import Network, build_network
 from sdrseg.report.collect import RunRecord
-from sdrseg.report.colours import NOT_SCORED, class_colours
 from sdrseg.scenario import parse_spec
 from sdrseg.terminal import progress
 
@@ -176,7 +176,7 @@ def _network(run: RunRecord, number: int) -> Network:
     return network
 
 
-def start_row(image: TestImage, names: Sequence[str], classes: int) -> Row:
+def start_row(image: TestImage, names: Sequence[str], colours: Sequence[Colour]) -> Row:
     """The photo and the truth of an image, without padding."""
     inside = _inside(image)
     pixels = np.ascontiguousarray(image.pixels.permute(1, 2, 0).numpy()[inside])
@@ -187,27 +187,28 @@ def start_row(image: TestImage, names: Sequence[str], classes: int) -> Row:
     return Row(
         image.id,
         Tile(_photo_uri(photo), f"Test image {image.id}"),
-        Tile(mask_uri(truth, classes), said),
+        Tile(mask_uri(truth, colours), said),
         photo.width,
         photo.height,
     )
 
 
-def prediction_tile(seen: Seen, label: str, names: Sequence[str], classes: int) -> Tile:
+def prediction_tile(seen: Seen, label: str, names: Sequence[str], colours: Sequence[Colour]) -> Tile:
     predicted = seen.predicted[_inside(seen.image)]
     said = f"Prediction of {label} after step {seen.step} for {seen.image.id}: {_shares(predicted, names)}"
-    return Tile(mask_uri(predicted, classes), said)
+    return Tile(mask_uri(predicted, colours), said)
 
 
-def mask_uri(channels: NDArray[np.uint8], classes: int) -> str:
-    """A palette PNG: value = channel, and `classes` for what is not scored. The page rewrites the palette."""
+def mask_uri(channels: NDArray[np.uint8], colours: Sequence[Colour]) -> str:
+    """A palette PNG: value = channel, and one more for what is not scored. The page rewrites the palette."""
+    classes = len(colours)
     values = np.where(channels == VOID, classes, channels).astype(np.uint8)
     picture = Image.fromarray(values)
     if max(picture.size) > LARGEST:
         ratio = LARGEST / max(picture.size)
         size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
         picture = picture.resize(size, Image.Resampling.NEAREST)
-    picture.putpalette([part for colour in (*class_colours(classes), NOT_SCORED) for part in colour])
+    picture.putpalette([part for colour in (*colours, NOT_SCORED) for part in colour])
     return _uri(picture, "png", optimize=True, transparency=bytes([255] * (classes + 1)))
 
 

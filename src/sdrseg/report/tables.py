@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sdrseg.report.colours import hex_of, shade, text_on
+from sdrseg.colours import hex_of, shade, text_on
 
 MOST = 40  # classes in a square table; of more only the largest entries are listed
 

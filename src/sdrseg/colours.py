@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -15,7 +16,7 @@ LINES = ("#0072b2", "#d55e00", "#009e73", "#a0569b", "#56b4e9", "#e69f00")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2 1 2")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "ring")
 
-BACKGROUND: Colour = (24, 26, 32)
+BACKGROUND: Colour = (0, 0, 0)
 NOT_SCORED: Colour = (255, 255, 255)
 _FIRST: tuple[Colour, ...] = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
@@ -26,27 +27,33 @@ _DEUTAN = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.
 
 
 @cache
-def class_colours(classes: int) -> tuple[Colour, ...]:
-    """A colour for each channel: background dark, then Okabe and Ito's, then always the one farthest from the others.
+def colour_table() -> NDArray[np.uint8]:
+    """(256, 3) by class id: background black, then Okabe and Ito's, then always the one farthest from the others; 255,
+    what is not scored, is white.
 
     Farthest as seen with normal vision and without red or green cones, whichever is nearest, the latter counted twice
-    as far (without a kind of cone all colours lie nearer). A channel's colour does not depend on how many there are.
+    as far (without a kind of cone all colours lie nearer). A class has the same colour at every step, everywhere.
     """
-    levels = np.array([0, 36, 73, 109, 146, 182, 219, 255])
+    levels = np.linspace(0, 255, 11).round()
     grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), -1).reshape(-1, 3)
-    seen = _as_seen(grid.astype(np.float64))
+    seen = _as_seen(grid)
     usable = (seen[0, :, 0] > 0.45) & (seen[0, :, 0] < 0.93)
     grid, seen = grid[usable], seen[:, usable]
-    chosen = [BACKGROUND, *_FIRST][:classes]
-    fixed = _as_seen(np.array([*chosen, NOT_SCORED], np.float64))
-    distance = _apart(seen, fixed).min(axis=1)
-    while len(chosen) < classes:
+    chosen = [BACKGROUND, *_FIRST]
+    distance = _apart(seen, _as_seen(np.array([*chosen, NOT_SCORED], np.float64))).min(axis=1)
+    while len(chosen) < 255:
         best = int(distance.argmax())
         chosen.append((int(grid[best, 0]), int(grid[best, 1]), int(grid[best, 2])))
         distance = np.minimum(distance, _apart(seen, seen[:, best : best + 1])[:, 0])
-        if distance.max() <= 0:  # more classes than candidates: begin again
-            distance = _apart(seen, fixed).min(axis=1)
-    return tuple(chosen)
+    table = np.array([*chosen, NOT_SCORED], np.uint8)
+    table.flags.writeable = False
+    return table
+
+
+def class_colours(ids: Sequence[int]) -> tuple[Colour, ...]:
+    """The colours of some classes, by their ids in the data set."""
+    rows = colour_table()[list(ids)].tolist()
+    return tuple((red, green, blue) for red, green, blue in rows)
 
 
 def _as_seen(rgb: Floats) -> Floats:
