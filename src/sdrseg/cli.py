@@ -85,6 +85,9 @@ def train(
     ] = None,
     offline: Annotated[Path | None, typer.Option(metavar="RUN", help="A run of the task offline, to compare.")] = None,
     on_bad_image: Annotated[str | None, typer.Option(help="stop (default) or skip.")] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Hold out 20 % of the training images and score those, not the test images.")
+    ] = False,
     config: ConfigFile = None,
     set: Assignments = None,
     json: AsJson = False,
@@ -93,7 +96,7 @@ def train(
     from sdrseg.engine.run import train as run
     from sdrseg.engine.show import show_summary
 
-    given = list(set or [])
+    given = (["train.holdout=0.2"] if tune else []) + list(set or [])
     given += [f"net.weights={weights!r}"] if weights is not None else []
     given += [f"run.on_bad_image={on_bad_image}"] if on_bad_image is not None else []
     summary = run(

@@ -90,7 +90,7 @@ def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, Cla
     spec = parse_spec(runs[0].identity["spec"])
     source = open_source(spec.source, data, runs[0].config)
     with progress(f"reading {spec.source}") as report:
-        index = class_index(source, "val", report)
+        index = class_index(source, runs[0].scenario["steps"][-1].get("test_split", "val"), report)
     digests = runs[0].scenario["mask_digests"]
     found = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
     for id in runs[0].scenario["steps"][-1]["test_ids"]:
