@@ -4,8 +4,9 @@
     python benchmarks/step.py --encoder toy16 --size 64 --batch 4 --repeat 3     # tiny, anywhere
 
 The passes are the engine's own. Medians over iterations; on a GPU by CUDA events, in bf16 and channels-last. Ratios are
-to fine-tuning with the same batch and the same kind of pass. "kd only" is SDR without its four terms on the features:
-the difference is what they cost.
+to the first method with the same batch and the same kind of pass. "kd only" is SDR without its four terms on the
+features: the difference is what they cost. "step 0" is the first step, which all methods share: all classes, no
+teacher, batch norm with the statistics of the batch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from sdrseg.network import build_network
 from sdrseg.terminal import print_json, print_table
 
 WITHOUT_LATENT = [f"{name}=0" for name in ("pm.weight", "cl.attract", "cl.repel", "sp.weight")]
-ROWS: dict[str, tuple[str, list[str]]] = {name: (name, []) for name in METHODS} | {"kd only": ("sdr", WITHOUT_LATENT)}
+ROWS: dict[str, tuple[str, list[str], int]] = {name: (name, [], 1) for name in METHODS}
+ROWS |= {"kd only": ("sdr", WITHOUT_LATENT, 1), "step 0": ("ft", [], 0)}
 
 
 def random_batch(size: int, images: int, n_old: int, classes: int, device: Any) -> Batch:
@@ -45,26 +47,27 @@ class Step:
     """A method in the middle of a step, ready to iterate."""
 
     def __init__(self, row: str, speed: str, args: argparse.Namespace, batch_size: int):
-        name, settings = ROWS[row]
+        name, settings, number = ROWS[row]
         settings = [f"net.encoder={args.encoder}", "net.weights=none", f"run.speed={speed}", *settings, *args.set]
         config = load_config("voc", None, settings, method_layers(name, "default", "15-1"))
         fabric = make_fabric(config)
         torch.manual_seed(0)
 
-        def network() -> Any:
-            return build_network(config.net, args.old).to(fabric.device).to(memory_format=torch.channels_last)
+        def network(classes: int) -> Any:
+            return build_network(config.net, classes).to(fabric.device).to(memory_format=torch.channels_last)
 
-        student = network()
+        old, classes = (args.old, args.old + args.new) if number else (0, args.old + args.new)
+        student = network(old or classes)
         method = METHODS[name](config)
-        teacher = network().eval().requires_grad_(False) if method.needs_teacher else None
-        method.begin_step(StepInfo(1, args.old, args.new, "disjoint"), student, teacher)
+        teacher = network(old).eval().requires_grad_(False) if method.needs_teacher and number else None
+        method.begin_step(StepInfo(number, old, classes - old, "disjoint"), student, teacher)
         student.to(memory_format=torch.channels_last).train()
-        student.freeze_statistics()
-        wrapped, self.optimiser = fabric.setup(student, make_optimiser(student, config, 1))
+        if number:
+            student.freeze_statistics()
+        self.fabric, self.config = fabric, config
+        wrapped, self.optimiser = fabric.setup(student, make_optimiser(student, config, number))
         self.compute = make_pass(fabric, method, wrapped, teacher, config, 0, print)
-        self.inputs = [
-            random_batch(args.size, batch_size, args.old, args.old + args.new, fabric.device) for _ in range(4)
-        ]
+        self.inputs = [random_batch(args.size, batch_size, old, classes, fabric.device) for _ in range(4)]
         self.device = fabric.device
 
     def iterate(self, number: int) -> None:
