@@ -70,7 +70,7 @@ def main() -> None:
     spec = parse_spec(args.spec)
     settings = [f"net.encoder={args.encoder}", "net.weights=none", f"data.workers={args.workers}", *args.set]
     settings += [f"train.batch_size={args.batch}", "train.epochs=100000"]
-    config = load_config(spec.source, None, settings, method_layers(args.method, "default", spec.task))
+    config = load_config(spec.source, None, settings, method_layers(args.method, "default", spec.task, spec.source))
     job = prepare_job(spec, args.method, config, args.data, Path("unused"), None, TrainingDisplay(1, False))
     chosen = job.scenario.steps[args.step]
     args.old, args.new, args.size = len(chosen.old), len(chosen.new), config.data.crop

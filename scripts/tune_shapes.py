@@ -2,9 +2,10 @@
 
     python scripts/tune_shapes.py OUT        # about ten minutes on two cores; goes on where it stopped
 
-One setting for all methods, chosen on held-out training images: the largest mean over MiB and SDR of the harmonic mean
-of old and new mIoU. No test image is looked at. Prints a table; the chosen values stand in config/__init__.py and
-methods/__init__.py.
+One setting for all methods, judged on held-out training images by the mean over MiB and SDR of the harmonic mean of
+old and new mIoU; no test image is looked at. Prints a table. Chosen was the best rate at which SDR still trains well
+with twice the weight of distillation: lr_later 0.02 and kd.weight 5 (0.04 is a little better, and falls apart at 10).
+The values stand in config/__init__.py and methods/__init__.py.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def main() -> None:
     rows = []
     for rate, weight in itertools.product(RATES, WEIGHTS):
         scores = {method: 100 * harmonic(method, rate, weight, args.out) for method in METHODS}
-        rows.append({"lr_later": rate, "kd.weight": weight, **scores, "mean": sum(scores.values()) / len(scores)})
+        rows.append(
+            {"lr_later": f"{rate:g}", "kd.weight": weight, **scores, "mean": sum(scores.values()) / len(scores)}
+        )
     rows.sort(key=lambda row: -row["mean"])
     if args.json:
         print_json(rows)

@@ -396,7 +396,7 @@ def test_the_command_line_gives_the_same_configuration(report_runs, page):
         words = shlex.split(command_line(run))
         assert words[:5] == ["sdrseg", "train", "shapes:8-1@disjoint", "--method", name] and "--data" not in words
         given = [words[n + 1] for n, word in enumerate(words) if word == "--set"]
-        assert load_config("shapes", None, given, method_layers(name, "default", "8-1")) == run.config
+        assert load_config("shapes", None, given, method_layers(name, "default", "8-1", "shapes")) == run.config
         assert command_line(run) in [text_of(e) for e in page.all("code")]
 
 

@@ -40,6 +40,17 @@ def options(
 
 
 @app.command()
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and report go; the same again goes on.")],
+    json: AsJson = False,
+) -> None:
+    """See in minutes, on generated data, what is forgotten and what is kept: fine-tuning, MiB and SDR, and a report."""
+    from sdrseg.demo import run_demo
+
+    run_demo(out, json)
+
+
+@app.command()
 def data(
     spec: Annotated[str, typer.Argument(help="voc, ade20k, folder, shapes, or a scenario such as voc:15-1@disjoint.")],
     path: DataPath = None,

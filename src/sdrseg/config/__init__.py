@@ -82,7 +82,7 @@ BY_DATA_SET: dict[str, dict[str, dict[str, Any]]] = {
         "eval": {"transform": "full_image", "batch_size": 50},
         "train": {"batch_size": 16, "epochs": 10},
         "net": {"encoder": "toy16", "output_stride": 8, "weights": "none", "bn_momentum_body": 0.1},
-        "optim": {"lr": 0.05, "lr_later": 0.002, "head_lr_factor": 1.0, "head_lr_factor_later": 5.0},
+        "optim": {"lr": 0.05, "lr_later": 0.02, "head_lr_factor": 1.0, "head_lr_factor_later": 1.0},
     },
 }
 """What differs from the defaults (those of VOC) for each data set."""

@@ -61,7 +61,7 @@ def train(
     method_name = resolve_method(method_name)
     bound = None if offline is None else offline_iou(offline)
     spec = parse_spec(spec_text)
-    layers = method_layers(method_name, preset, spec.task)
+    layers = method_layers(method_name, preset, spec.task, spec.source)
     config = load_config(spec.source, config_file, assignments, layers)
     if config.eval.every and config.train.holdout == 0:
         raise UsageError("eval.every scores during training, which needs held-out images: set train.holdout=0.2 too.")

@@ -76,13 +76,23 @@ def list_methods(pattern: str = "*") -> list[type[Method]]:
     return [method for name, method in METHODS.items() if fnmatch(name, pattern)]
 
 
-def method_layers(name: str, preset: str, task: str | None) -> list[tuple[str, dict[str, dict[str, Any]]]]:
+LIMITS: dict[str, dict[str, float]] = {"shapes": {"kd.weight": 5.0, "enc.weight": 5.0, "importance.weight": 30.0}}
+"""The largest weights in the default preset, by data set. Generated data is learned at rates far above those of VOC,
+and what has to stay small is the product: distillation by scripts/tune_shapes.py, importance because 2·λ·lr < 1.36."""
+
+
+def method_layers(
+    name: str, preset: str, task: str | None, data_set: str = ""
+) -> list[tuple[str, dict[str, dict[str, Any]]]]:
     """The configuration layers of a preset and a method, for `load_config`."""
     if preset not in PRESETS:
         raise UsageError(f"unknown preset {preset!r}{nearest(preset, list(PRESETS))}")
     method = find_method(name)
     values = method.values(preset, task)
-    return [(f"preset {preset}", _nested(PRESETS[preset])), (f"method {name}", _nested(values))]
+    layers = [(f"preset {preset}", _nested(PRESETS[preset])), (f"method {name}", _nested(values))]
+    limits = LIMITS.get(data_set, {}) if preset == "default" else {}
+    limited = {key: From(most, "") for key, most in limits.items() if key in values and values[key].value > most}
+    return [*layers, (f"{data_set}", _nested(limited))] if limited else layers
 
 
 def _nested(values: dict[str, From]) -> dict[str, dict[str, Any]]:

@@ -181,7 +181,7 @@ def command_line(run: RunRecord) -> str:
     words += ["--preset", preset] if preset != "default" else []
     words += ["--data", "PATH"] if spec.source != "shapes" else []
     try:
-        usual = load_config(spec.source, None, [], method_layers(method, preset, spec.task)).to_dict()
+        usual = load_config(spec.source, None, [], method_layers(method, preset, spec.task, spec.source)).to_dict()
     except SdrsegError:  # a method of the user's own, not known here: say every setting
         usual = {}
     for section, keys in run.config.to_dict().items():

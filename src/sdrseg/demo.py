@@ -1,0 +1,84 @@
+"""`sdrseg demo`: what continual segmentation is about, on generated data in a few minutes, with a report to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sdrseg.engine.run import train
+from sdrseg.report import write_report
+from sdrseg.terminal import console, print_json, print_table
+
+SPEC = "shapes:8-2@disjoint"
+METHODS = {"ft": "fine-tuning", "mib": "MiB", "sdr": "SDR"}
+
+
+class Outcome(NamedTuple):
+    """mIoU in per cent: of the old classes before and after the new ones came, of the new ones, of all."""
+
+    before: float
+    old: float
+    new: float
+    all: float
+
+    @property
+    def lost(self) -> float:
+        return self.before - self.old
+
+
+def run_demo(out: Path, json: bool) -> None:
+    """Train a base, add classes with three methods from it, print what came of it, and write a report."""
+    screen = console(stderr=True)
+    screen.print(f"{SPEC}: a network learns 8 classes of generated shapes, then 2 more, without images of the first 8.")
+    outcomes = {}
+    for method, name in METHODS.items():
+        screen.print(f"\n{name} ({method})")
+        summary = train(SPEC, method, out / method, bases=out / "bases")
+        outcomes[method] = _outcome(summary)
+    page, notes = write_report([out / method for method in METHODS], out / "report.html", None)
+    sentence = verdict(outcomes)
+    if json:
+        figures = {method: outcome._asdict() for method, outcome in outcomes.items()}
+        print_json({"spec": SPEC, "miou": figures, "verdict": sentence, "report": str(page), "notes": notes})
+        return
+    heads = ["method", "old classes before", "old classes after", "new classes", "all classes"]
+    rows = [[METHODS[m], *(f"{v:.1f}" for v in outcome)] for m, outcome in outcomes.items()]
+    print_table("mIoU on test images, in per cent", heads, rows)
+    lines = [sentence, f"The report, with pictures: {page}", *(f"note: {note}" for note in notes)]
+    for line in lines:
+        console().print(line, soft_wrap=True)
+
+
+def _outcome(summary: Mapping[str, Any]) -> Outcome:
+    first, last = summary["miou_by_step"][0], summary["miou_by_step"][-1]
+    return Outcome(*(100 * value for value in (first["all"], last["old"], last["new"], last["all"])))
+
+
+def verdict(outcomes: Mapping[str, Outcome]) -> str:
+    """One sentence that says what these numbers show, whatever they are."""
+    ft, sdr, mib = outcomes["ft"], outcomes["sdr"], outcomes["mib"]
+    if ft.lost > ft.before / 2:
+        start = "Fine-tuning forgets"
+    elif ft.lost > 1:
+        start = "Fine-tuning forgets a little"
+    else:
+        start = "Here even fine-tuning does not forget"
+    start += f" (old classes {ft.before:.1f} → {ft.old:.1f})"
+    less = ft.lost - sdr.lost
+    if less > 1:
+        middle = f"SDR keeps {'far ' if less > ft.before / 4 else ''}more (→ {sdr.old:.1f}, MiB → {mib.old:.1f})"
+        joint = "; " if ft.lost > 1 else ", and "
+    elif less < -1:
+        middle, joint = f"SDR keeps less (→ {sdr.old:.1f}, MiB → {mib.old:.1f})", ", but "
+    else:
+        middle, joint = f"SDR keeps no more (→ {sdr.old:.1f}, MiB → {mib.old:.1f})", ", and "
+    costs = ft.new - sdr.new
+    if costs > 1:
+        end = f"it learns the new classes less well ({sdr.new:.1f} against {ft.new:.1f}, MiB {mib.new:.1f})"
+    elif costs < -1:
+        end = f"it learns the new classes better ({sdr.new:.1f} against {ft.new:.1f}, MiB {mib.new:.1f})"
+    else:
+        end = f"it learns the new classes as well ({sdr.new:.1f} against {ft.new:.1f}, MiB {mib.new:.1f})"
+    linked = " and " if (less > 1) == (costs <= 1) else ", but "
+    return f"{start}{joint}{middle}{linked}{end}."
