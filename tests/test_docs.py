@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 import sys
@@ -14,7 +15,10 @@ import pytest
 from PIL import Image
 
 from sdrseg.cli import main
+from sdrseg.data import OWN
 from sdrseg.methods import METHODS
+
+from conftest import forget_own_sources
 
 DOCS = Path(__file__).parent.parent / "docs"
 TINY = ["shapes.train=40", "shapes.val=8", "shapes.size=32", "data.crop=32", "train.epochs=1", "train.batch_size=4"]
@@ -31,6 +35,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     yield
     METHODS.clear()
     METHODS.update(before)
+    forget_own_sources()
 
 
 def program(monkeypatch, *words: str) -> None:
@@ -62,6 +67,37 @@ def test_the_example_of_a_method(monkeypatch):
     assert seen[-1].keys() >= {"ce", "kd"}
     same = [Path(f"runs/{name}/steps/0/model.safetensors").read_bytes() for name in ("directions", "mib")]
     assert same[0] == same[1]
+
+
+def test_the_example_of_a_data_set(monkeypatch, capfd):
+    code, trial = blocks("add-a-data-set.md", "python")
+    assert len(code.splitlines()) < 60
+    Path("layers.py").write_text(code)
+    exec(compile(trial.replace("train=900, val=100", "train=60, val=12"), "add-a-data-set.md", "exec"), {})
+    (commands,) = blocks("add-a-data-set.md", "sh")
+    tiny = ["--set", "train.epochs=1", "--set", "train.batch_size=4", "--set", "net.decoder=deeplabv3"]
+    said = []
+    for command in commands.splitlines():
+        first, *words = shlex.split(command)
+        if words[:2] == ["layers.py", "train"]:
+            words += tiny
+        if first == "sdrseg":
+            assert not OWN  # predict does not need the file
+            program(monkeypatch, *words, "--json")
+        else:
+            assert first == "python"
+            monkeypatch.setattr(sys, "argv", [*words, "--json"])
+            with pytest.raises(SystemExit) as end:
+                runpy.run_path(words[0], run_name="__main__")
+            assert not end.value.code
+            forget_own_sources()  # the next command is another process
+        said.append(json.loads(capfd.readouterr().out))
+    data, trained, scores, predicted = said
+    assert data["problems"] == [] and [step["new"] for step in data["steps"]][1] == ["triangle"]
+    assert data["config"]["net"]["encoder"] == "toy16"
+    assert trained["classes"] == ["background", "disc", "square", "triangle"]
+    assert len(scores) == 2 and all(score["same"] for score in scores)
+    assert len(predicted["images"]) == len(list(Path("layers/val/images").iterdir()))
 
 
 def test_the_example_of_onnx(exported):
