@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,3 +99,22 @@ def exported(trained, tmp_path_factory) -> Path:
     file = tmp_path_factory.mktemp("exported") / "model.onnx"
     export_model(trained, file)
     return file
+
+
+@pytest.fixture(scope="session")
+def report_runs(tmp_path_factory) -> dict[str, Path]:
+    """Tiny runs of one scenario with three steps: fine-tuning, SDR, and SDR of which only two steps are done."""
+    from sdrseg.engine.run import train
+
+    folder = tmp_path_factory.mktemp("report-runs")
+    tiny = ["shapes.size=32", "shapes.train=160", "shapes.val=24", "data.crop=32", "data.scale=[0.8, 1.25]"]
+    tiny += ["train.batch_size=8", "train.epochs=6", "optim.lr=0.05", "optim.lr_later=0.01", "kd.weight=5"]
+    tiny += ["run.log_every=1", "data.workers=0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SDRSEG_CACHE", str(folder / "cache"))
+        for method in ("ft", "sdr"):
+            train("shapes:8-1@disjoint", method, folder / method, assignments=tiny, bases=folder / "bases")
+    shutil.copytree(folder / "sdr", folder / "unfinished")
+    shutil.rmtree(folder / "unfinished/steps/2")
+    (folder / "unfinished/summary.json").unlink()
+    return {name: folder / name for name in ("ft", "sdr", "unfinished")}

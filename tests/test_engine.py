@@ -54,6 +54,9 @@ class Quiet:
     def scored(self, score):
         pass
 
+    def validated(self, step, epoch, miou):
+        self.said.append((step, epoch, miou["all"]))
+
     def close(self):
         pass
 
@@ -159,6 +162,30 @@ def test_other_ways_to_train(finished, tmp_path, setting):
     run(tmp_path / "run", "sdr", setting)
     same = content(tmp_path / "run") == content(finished)
     assert same == (setting == "data.cache=off")
+
+
+def test_tuning_scores_held_out_images_also_in_between_and_trains_the_same(tmp_path):
+    tune = ["train.holdout=0.3", "train.epochs=3"]
+    run(tmp_path / "plain", "ft", *tune)
+    display = Quiet()
+    run_with = {"assignments": [*TINY, *tune, "eval.every=1"], "bases": tmp_path / "others", "display": display}
+    result = train(SPEC, "ft", tmp_path / "looked", **run_with)
+    weights = [content(tmp_path / name)["steps/2/model.safetensors"] for name in ("plain", "looked")]
+    assert weights[0] == weights[1]
+    scenario = json.loads((tmp_path / "looked/scenario.json").read_text())
+    for step in scenario["steps"]:
+        assert step["test_ids"] and all(id.startswith("train") for id in step["test_ids"])
+        assert not set(step["test_ids"]) & {id for s in scenario["steps"] for id in s["train_ids"]}
+    said = [entry[:2] for entry in display.said if isinstance(entry, tuple)]
+    assert said == [(step, epoch) for step in range(3) for epoch in (1, 2)]
+    assert result["scored_on"] == "held-out training images (30 %)"
+    assert score_again(tmp_path / "looked")[-1]["same"]
+
+
+def test_scoring_during_training_without_held_out_images_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="train.holdout=0.2"):
+        run(tmp_path / "run", "ft", "eval.every=1")
+    assert not (tmp_path / "run").exists()
 
 
 # --- going on after a kill -------------------------------------------------------------------------------------------

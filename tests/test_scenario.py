@@ -403,3 +403,29 @@ def test_relabelling_commutes_with_nearest_resampling(world, height, width):
             for mask in masks:
                 assert np.array_equal(table[mask[rows_][:, columns]], table[mask][rows_][:, columns])
                 assert (table[mask] == 255)[mask == 255].all()
+
+
+# --- held out for tuning ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["15-1@disjoint", "15-1@overlapped", "15-5@sequential", "offline"])
+def test_held_out_images_are_scored_and_never_trained_on_and_no_test_image_is_reachable(voc, text, voc_presence):
+    whole, tuned = voc(text), voc(text, holdout=0.2)
+    present, place = voc_presence["train"].present, {id: i for i, id in enumerate(voc_presence["train"].ids)}
+    held = {id for id in place if id not in {i for s in tuned.steps for i in s.train_ids}}
+    assert 0.18 < len(held) / len(place) < 0.22
+    so_far: set[str] = set()
+    for before, step in zip(whole.steps, tuned.steps, strict=True):
+        assert step.train_ids == tuple(id for id in before.train_ids if id not in held)
+        so_far |= held & set(before.train_ids)
+        assert set(step.test_ids) == {id for id in so_far if present[place[id]][list(step.channels[1:])].any()}
+        assert set(step.val_ids) <= set(step.test_ids)
+        assert (before.test_split, step.test_split) == ("val", "train")
+        assert np.array_equal(step.test_table, before.test_table)
+    smaller = voc(text, holdout=0.1).steps[-1].test_ids
+    assert set(smaller) < set(tuned.steps[-1].test_ids)  # a smaller share is a part of a larger one
+
+
+def test_a_step_without_held_out_images_is_refused(voc):
+    with pytest.raises(SdrsegError, match=r"train.holdout=1e-07 holds out none of the 8437 images of step 0"):
+        voc("15-1@disjoint", holdout=1e-7)

@@ -85,6 +85,9 @@ def train(
     ] = None,
     offline: Annotated[Path | None, typer.Option(metavar="RUN", help="A run of the task offline, to compare.")] = None,
     on_bad_image: Annotated[str | None, typer.Option(help="stop (default) or skip.")] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Hold out 20 % of the training images and score those, not the test images.")
+    ] = False,
     config: ConfigFile = None,
     set: Assignments = None,
     json: AsJson = False,
@@ -93,7 +96,7 @@ def train(
     from sdrseg.engine.run import train as run
     from sdrseg.engine.show import show_summary
 
-    given = list(set or [])
+    given = (["train.holdout=0.2"] if tune else []) + list(set or [])
     given += [f"net.weights={weights!r}"] if weights is not None else []
     given += [f"run.on_bad_image={on_bad_image}"] if on_bad_image is not None else []
     summary = run(
@@ -174,6 +177,27 @@ def export(
 
     given = check or []
     show_export(export_model(model, out, format=format, step=step, check=given, overwrite=overwrite), json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs of one scenario.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where the page goes; by default named after the scenario.")
+    ] = None,
+    path: DataPath = None,
+    images: Annotated[int, typer.Option(min=0, max=100, help="How many test images to show; 0: none.")] = 10,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace FILE even if it is no report of sdrseg.")
+    ] = False,
+) -> None:
+    """Compare runs in one HTML page that needs nothing else: scores, pictures, losses, latent space, settings."""
+    from sdrseg.report import write_report
+
+    file, notes = write_report(runs, out, path, images, overwrite)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"{file} ({file.stat().st_size / 1e6:.2f} MB)")
 
 
 base = typer.Typer(help="Models of step 0: write them for the way to another machine, and take them in there.")

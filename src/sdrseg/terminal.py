@@ -95,12 +95,17 @@ class TrainingDisplay:
 
     def scored(self, score: Any) -> None:
         """Say how good the model is after a step."""
-        shown = {
-            name: value for name, value in score.miou().items() if name in ("old", "new", "all") and value is not None
-        }
-        text = ", ".join(f"{name} {100 * value:.1f}" for name, value in shown.items())
-        self.say(f"step {score.step}: mIoU {text}")
+        self.say(f"step {score.step}: mIoU {_means(score.miou())}")
+
+    def validated(self, step: int, epoch: int, miou: dict[str, float | None]) -> None:
+        """Say how good it is in between."""
+        self.say(f"step {step}, epoch {epoch}: mIoU {_means(miou)} on held-out images")
 
     def close(self) -> None:
         if self._live:
             self._bar.stop()
+
+
+def _means(miou: dict[str, float | None]) -> str:
+    shown = {name: miou.get(name) for name in ("old", "new", "all")}
+    return ", ".join(f"{name} {100 * value:.1f}" for name, value in shown.items() if value is not None)

@@ -51,6 +51,14 @@ class Config:
         sizes = {"batch_size": train.batch_size_later, "epochs": train.epochs_later}
         return replace(self, train=replace(train, **{name: value for name, value in sizes.items() if value > 0}))
 
+    def scenario_policy(self) -> dict[str, Any]:
+        """What `build_scenario` has to know."""
+        return {
+            "void_train": self.data.void_train,
+            "eval_future": self.eval.future,
+            "holdout": self.train.holdout,
+        }
+
     def differences(self, other: Config) -> list[str]:
         """What differs in a way that changes results, as "section.key: mine, other"."""
         mine, theirs = self.to_dict(), other.to_dict()

@@ -40,6 +40,7 @@ class Eval:
         "ignore", "classes of later steps at test time: left out, or scored as background"
     )
     batch_size: int = setting(8, "images scored at a time", 1)
+    every: int = setting(0, "epochs between two scores during a step, which needs train.holdout; 0: none", 0)
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class Train:
     epochs: int = setting(30, "passes over the images of each step", 1)
     batch_size_later: int = setting(0, "batch_size of the later steps; 0: the same", 0)
     epochs_later: int = setting(0, "epochs of the later steps; 0: the same", 0)
+    holdout: float = setting(
+        0.0,
+        "share of the training images that is held out and scored in place of the test images: 0.2 for tuning, so that "
+        "no choice is made on the test images; 0: none",
+        0,
+        0.9,
+    )
     seed: int = setting(0, "of everything random", 0)
 
 

@@ -36,8 +36,7 @@ def inspect_data(
         holdings, indexes = take_stock(source, report)
     scenario, facts = None, []
     if spec.task is not None:
-        policy = {"void_train": config.data.void_train, "eval_future": config.eval.future}
-        scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **policy)
+        scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **config.scenario_policy())
         facts = step_facts(scenario, indexes["train"])
     save_grid(source, scenario, file)
     if json:

@@ -9,6 +9,7 @@ import torch
 
 from sdrseg.config import Config
 from sdrseg.data.batches import Batches
+from sdrseg.data.order import TrainOrder
 from sdrseg.engine.passes import GraphPass, Pass
 from sdrseg.engine.watch import Watch
 
@@ -41,11 +42,14 @@ def fit(
     config: Config,
     watch: Watch,
     save: Callable[[], None],
+    validate: Callable[[int], None],
     check: Callable[[bool], None],
 ) -> None:
     """Train on all batches that are left."""
     method, student, total = compute.method, compute.student, watch.iterations
     network: Network = student.module
+    order = batches.order
+    assert isinstance(order, TrainOrder)
     for batch in batches:
         for group in optimiser.param_groups:
             group["lr"] = group["initial_lr"] * (1 - watch.iteration / total) ** config.optim.power
@@ -64,4 +68,6 @@ def fit(
         method.after_update(network)
         if watch.end_iteration(whole, lambda: method.metrics(part, passed.features)):  # noqa: B023 - called at once
             save()
+        if watch.iteration % order.batches_per_epoch == 0 and watch.iteration < total:
+            validate(batch.epoch + 1)
         check(watch.logged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -44,7 +44,7 @@ class Job:
     display: Any
     interruption: Interruption
     log: Log | None = None
-    _caches: dict[Split, PixelCache | None] = field(default_factory=dict)
+    _caches: dict[str, PixelCache | None] = field(default_factory=dict)
 
     @property
     def share(self) -> Share:
@@ -55,21 +55,27 @@ class Job:
         trains = [(s, self.config.of_step(s.number).train) for s in self.scenario.steps[step.number :]]
         return sum(train.epochs * (len(s.train_ids) // train.batch_size) for s, train in trains)
 
-    def cache(self, split: Split, ids: Sequence[str]) -> PixelCache | None:
+    def cache(self, purpose: Literal["train", "score"], split: Split, ids: Sequence[str]) -> PixelCache | None:
         """The decoded images of a step, where they fit; kept while they hold all that is asked for.
 
         Training that skips bad images decodes them each time: a cache would not let itself be built of them.
         """
-        if split == "train" and self.config.run.on_bad_image == "skip":
+        if purpose == "train" and self.config.run.on_bad_image == "skip":
             return None
-        kept = self._caches.pop(split, None)
+        kept = self._caches.pop(purpose, None)
         if kept is None or not kept.sizes.keys() >= set(ids):
             known = self.indexes[split].size_by_id
             sizes = {id: known[id] for id in ids}
             place = cache_device(self.config.data.cache, sizes.values(), self.fabric.device)
             kept = None if place is None else build_cache(self.source, sizes, place, workers(self.config))
-        self._caches[split] = kept
+        self._caches[purpose] = kept
         return kept
+
+    @property
+    def scored_on(self) -> str:
+        """What the scores are measured on, in words."""
+        held = self.config.train.holdout
+        return "the test images" if held == 0 else f"held-out training images ({100 * held:g} %)"
 
 
 def prepare_job(
@@ -82,8 +88,7 @@ def prepare_job(
         indexes: dict[Split, ClassIndex] = {split: class_index(source, split, report) for split in ("train", "val")}
     for index in indexes.values():
         index.require_sound(source)
-    policy = {"void_train": config.data.void_train, "eval_future": config.eval.future}
-    scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **policy)
+    scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **config.scenario_policy())
     fabric = make_fabric(config)
     everyone = Everyone()
     return Job(

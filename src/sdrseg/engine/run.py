@@ -29,6 +29,7 @@ from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.job import Job, open_run_folder, prepare_job
 from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
+from sdrseg.errors import UsageError
 from sdrseg.files import write_json
 from sdrseg.methods import Method, StepInfo, method_layers, resolve_method
 from sdrseg.metrics import StepScore, summary
@@ -62,6 +63,8 @@ def train(
     spec = parse_spec(spec_text)
     layers = method_layers(method_name, preset, spec.task)
     config = load_config(spec.source, config_file, assignments, layers)
+    if config.eval.every and config.train.holdout == 0:
+        raise UsageError("eval.every scores during training, which needs held-out images: set train.holdout=0.2 too.")
     job = prepare_job(spec, method_name, config, data, out, bases, display)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
     network = build_network(config.net, len(job.scenario.steps[0].channels))
@@ -96,7 +99,7 @@ def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
     results = []
     for step in job.scenario.steps:
         if folder.has_metrics(step.number):
-            score = _score(job, step).to_dict()
+            score = {**_score_saved(job, step).to_dict(), "scored_on": job.scored_on}
             results.append({**score, "same": score == folder.read_json(f"steps/{step.number}/metrics.json")})
     job.display.close()
     return results
@@ -114,7 +117,7 @@ def _train_step(job: Job, step: Step) -> None:
         return
     method, student, teacher = assemble(job, step, method_type, config)
     optimiser = make_optimiser(student, config, step.number)
-    cache = job.cache("train", step.train_ids)
+    cache = job.cache("train", "train", step.train_ids)
     batches = train_batches(job.source, step.train_ids, step.train_table, config, share=job.share, cache=cache)
     order = batches.order
     assert isinstance(order, TrainOrder)
@@ -149,9 +152,16 @@ def _train_step(job: Job, step: Step) -> None:
             facts = {"step": step.number, "iteration": watch.iteration, "order": order.state_dict()}
             job.folder.save_state(tensors, {**facts, "log_bytes": job.log.size if job.log is not None else 0})
 
+    def validate(epoch: int) -> None:
+        if config.eval.every and epoch % config.eval.every == 0:
+            miou = _score(job, step, student).miou()
+            if job.log is not None:
+                job.log.write("validate", step=step.number, epoch=epoch, miou=miou, scored_on=job.scored_on)
+            job.display.validated(step.number, epoch, miou)
+
     job.interruption.save = save
     compute = make_pass(job.fabric, method, wrapped, teacher, config, job.iterations_from(step), job.display.say)
-    fit(job.fabric, compute, optimiser, batches, config, watch, save, job.interruption.check)
+    fit(job.fabric, compute, optimiser, batches, config, watch, save, validate, job.interruption.check)
     job.interruption.save = None
     if job.log is not None:
         job.log.write("passes", step=step.number, how=compute.how)
@@ -205,24 +215,28 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
 
 def _score_step(job: Job, step: Step) -> None:
     """Evaluate the saved model of a step and write metrics.json."""
-    score = _score(job, step)
+    score = _score_saved(job, step)
     if job.everyone.rank == 0:
-        write_json(job.folder.step(step.number) / "metrics.json", score.to_dict())
+        write_json(job.folder.step(step.number) / "metrics.json", {**score.to_dict(), "scored_on": job.scored_on})
         if job.log is not None:
-            job.log.write("score", step=step.number, miou=score.miou())
+            job.log.write("score", step=step.number, miou=score.miou(), scored_on=job.scored_on)
         job.display.scored(score)
 
 
-def _score(job: Job, step: Step) -> StepScore:
-    meta, model, _ = job.folder.load_step(step.number)
+def _score_saved(job: Job, step: Step) -> StepScore:
+    _, model, _ = job.folder.load_step(step.number)
     network = build_network(job.config.net, len(step.channels))
     network.load_state_dict(model)
-    network.to(job.fabric.device).to(memory_format=torch.channels_last)
-    sizes = job.indexes["val"].size_by_id
-    cache = job.cache("val", job.indexes["val"].ids)
+    return _score(job, step, network.to(job.fabric.device).to(memory_format=torch.channels_last))
+
+
+def _score(job: Job, step: Step, network: Network) -> StepScore:
+    last = job.scenario.steps[-1]
+    sizes = job.indexes[step.test_split].size_by_id
+    cache = job.cache("score", step.test_split, sorted({*last.test_ids, *step.test_ids}))
     batches = eval_batches(job.source, step.test_ids, sizes, step.test_table, job.config, share=job.share, cache=cache)
     matrix = confusion(job.fabric, network, batches, len(step.channels))
-    names = tuple(c["name"] for c in meta["classes"])
+    names = tuple(job.scenario.classes[c] for c in step.channels)
     return StepScore(step.number, names, len(job.scenario.steps[0].channels), matrix)
 
 
@@ -236,7 +250,7 @@ def offline_iou(run: Path) -> dict[str, float | None]:
 def _summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]:
     numbers = range(len(job.scenario.steps))
     scores = [StepScore.from_dict(job.folder.read_json(f"steps/{k}/metrics.json")) for k in numbers]
-    result = summary(scores, bound)
+    result = {**summary(scores, bound), "scored_on": job.scored_on}
     if job.everyone.rank == 0:
         write_json(job.folder.path / "summary.json", result)
     return result

@@ -16,7 +16,8 @@ def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
     names = ["old", "new", "all", "harmonic", "old_without_background", "all_without_background"]
     rows = [[k, *(_percent(course[n]) for n in names)] for k, course in enumerate(summary["miou_by_step"])]
     heads = ["step", "old", "new", "all", "harmonic mean", "old, no background", "all, no background"]
-    print_table("mIoU after each step, in per cent (background counted unless said)", heads, rows)
+    title = f"mIoU after each step on {summary['scored_on']}, in per cent (background counted unless said)"
+    print_table(title, heads, rows)
     out = console()
     out.print(f"step-averaged mIoU {_percent(summary['step_averaged_miou'])}", markup=False)
     if summary["steps"] > 1:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sdrseg.colours import class_colours
 from sdrseg.config import Config, config_from
 from sdrseg.data.augment import normalise
 from sdrseg.data.source import Progress
@@ -19,7 +20,6 @@ from sdrseg.engine.checkpoint import load_tensors
 from sdrseg.engine.folder import RunFolder
 from sdrseg.errors import SdrsegError
 from sdrseg.network import Network, build_network
-from sdrseg.predict.colours import class_colours
 from sdrseg.predict.images import pixels_of
 from sdrseg.predict.prediction import ClassInfo, Prediction
 from sdrseg.predict.tiles import Forward, check_tiles, logit_strips
@@ -141,11 +141,8 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
 
 def class_infos(classes: list[dict[str, Any]]) -> tuple[ClassInfo, ...]:
     """From meta.json, or from the metadata of an ONNX file, in the order of the network's channels."""
-    colours = class_colours()
-    return tuple(
-        ClassInfo(c["id"], c["name"], tuple(int(v) for v in colours[c["id"]]), c["step"])  # type: ignore[arg-type]
-        for c in classes
-    )
+    colours = class_colours([c["id"] for c in classes])
+    return tuple(ClassInfo(c["id"], c["name"], colour, c["step"]) for c, colour in zip(classes, colours, strict=True))
 
 
 def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:

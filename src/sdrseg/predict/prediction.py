@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from sdrseg.colours import colour_table
 from sdrseg.data.source import Array
 from sdrseg.errors import SdrsegError
 from sdrseg.files import atomic_writer
-from sdrseg.predict.colours import class_colours
 
 
 class ClassInfo(NamedTuple):
@@ -61,7 +61,7 @@ class Prediction:
         if not 0 <= strength <= 1:
             raise SdrsegError(f"a strength of {strength}: give 0 (only the image) to 1 (only the colours).")
         weight = np.where(self.mask == 0, 0, round(256 * strength)).astype(np.uint16)[:, :, None]
-        mixed = (self.pixels * (256 - weight) + class_colours()[self.mask] * weight) >> 8
+        mixed = (self.pixels * (256 - weight) + colour_table()[self.mask] * weight) >> 8
         return Image.fromarray(mixed.astype(np.uint8))
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
@@ -72,7 +72,7 @@ class Prediction:
 def mask_picture(mask: Array) -> Image.Image:
     """A mask of ids with a colour for each."""
     picture = Image.fromarray(mask)
-    picture.putpalette(class_colours().tobytes())
+    picture.putpalette(colour_table().tobytes())
     return picture
 
 

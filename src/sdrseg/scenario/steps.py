@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sdrseg.errors import SdrsegError
 from sdrseg.scenario import selection
-from sdrseg.scenario.spec import ClassLists, Spec, class_lists
+from sdrseg.scenario.spec import ClassLists, Spec, class_lists, draw
 
 VOID = 255
 """The label of pixels that are neither learned nor scored."""
@@ -55,6 +55,8 @@ class Step:
     train_table: Table
     val_table: Table
     test_table: Table
+    test_split: Literal["val", "train"] = "val"
+    """Where val_ids and test_ids come from: "train" if they are held out for tuning."""
 
     @property
     def channels(self) -> tuple[int, ...]:
@@ -82,7 +84,7 @@ class Scenario:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
-        fields = ("number", "new", "old", "future", "channels", "train_ids", "val_ids", "test_ids")
+        fields = ("number", "new", "old", "future", "channels", "train_ids", "val_ids", "test_ids", "test_split")
         tables = ("train_table", "val_table", "test_table")
         return {
             "spec": str(self.spec),
@@ -102,15 +104,19 @@ def build_scenario(
     *,
     void_train: Literal["ignore", "background"] = "ignore",
     eval_future: Literal["ignore", "background"] = "ignore",
+    holdout: float = 0.0,
 ) -> Scenario:
     """Steps of `spec` on a data set, given which classes its training and validation images hold.
 
     void_train: "background" turns void pixels of the masked protocols (disjoint, overlapped) into background, as the
     released code does; sequential training keeps them void. eval_future: "background" scores classes of later steps
-    as background at test time (where background is scored at all) instead of leaving them out.
+    as background at test time (where background is scored at all) instead of leaving them out. holdout: this share of
+    the training images is not trained on; those of the steps so far are scored, and no validation image is.
     """
     lists = class_lists(spec, data.classes)
     chosen, warnings = _train_images(spec, lists, data, train)
+    held = {id for id in train.ids if held_out(id, holdout)}
+    seen: set[str] = set()
     steps = []
     for k, (new, train_ids) in enumerate(zip(lists, chosen, strict=True)):
         old = tuple(c for earlier in lists[:k] for c in earlier)
@@ -127,20 +133,28 @@ def build_scenario(
         test_map = background | foreground
         if eval_future == "background" and data.score_background:
             test_map |= dict.fromkeys(future, 0)
+        seen |= held.intersection(train_ids)
+        scored, among = (train, seen) if holdout > 0 else (val, None)
         steps.append(
             Step(
                 number=k,
                 new=new,
                 old=old,
                 future=future,
-                train_ids=train_ids,
-                val_ids=_with_any(val, taught),
-                test_ids=_with_any(val, channels),
+                train_ids=tuple(id for id in train_ids if id not in held),
+                val_ids=_with_any(scored, taught, among),
+                test_ids=_with_any(scored, channels, among),
                 train_table=_table(train_map),
                 val_table=_table(background | {c: position[c] for c in taught if c != 0}),
                 test_table=_table(test_map),
+                test_split="train" if holdout > 0 else "val",
             )
         )
+        if holdout > 0 and train_ids and not held.intersection(train_ids):
+            raise SdrsegError(
+                f"{spec}: train.holdout={holdout:g} holds out none of the {len(train_ids)} images of step {k}. "
+                f"Hold out a larger share, or add images."
+            )
         if not train_ids:
             warnings.append(f"step {k} has no training image under @{spec.protocol}")
     return Scenario(spec, data.classes, tuple(steps), tuple(warnings))
@@ -164,9 +178,15 @@ def _train_images(
     return [tuple(train.ids[i] for i in chosen) for chosen in rows], warnings
 
 
-def _with_any(images: Labelled, classes: Sequence[int]) -> tuple[str, ...]:
+def held_out(id: str, share: float) -> bool:
+    """Whether an image is held out: by its id alone, so it is so in every step and with every seed."""
+    return int.from_bytes(draw(None, f"hold out {id}")) < share * 2**64
+
+
+def _with_any(images: Labelled, classes: Sequence[int], among: set[str] | None = None) -> tuple[str, ...]:
     wanted = [c for c in classes if c != 0]
-    return tuple(images.ids[i] for i in np.flatnonzero(images.present[:, wanted].any(axis=1)))
+    found = (images.ids[i] for i in np.flatnonzero(images.present[:, wanted].any(axis=1)))
+    return tuple(id for id in found if among is None or id in among)
 
 
 def _table(mapping: dict[int, int]) -> Table:

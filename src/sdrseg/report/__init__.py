@@ -1,0 +1,138 @@
+"""`sdrseg report`: one self-contained HTML page that compares runs. docs/report.md describes it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.files import atomic_writer
+
+if TYPE_CHECKING:
+    from sdrseg.report.collect import RunRecord
+    from sdrseg.report.page import Gathered
+    from sdrseg.report.pictures import Row, Seen
+
+IMAGES = 10
+HEAD = 2000  # bytes of a file in which our mark stands
+MARK = "sdrseg report"
+"""Stands in the head of every report, so that one of ours may be replaced and nobody else's file."""
+
+
+def write_report(
+    paths: Sequence[Path],
+    out: Path | None = None,
+    data: Path | None = None,
+    images: int = IMAGES,
+    overwrite: bool = False,
+) -> tuple[Path, list[str]]:
+    """Write the report of some runs; returns its file and notes on what is missing in it.
+
+    A file that is no report of ours is replaced only with `overwrite`. Everything is in the one file.
+    """
+    if not paths:
+        raise UsageError("name at least one run.")
+    if out is not None:
+        check_may_write(out, overwrite)  # before any work is done
+
+    from sdrseg.report.collect import collect
+    from sdrseg.report.page import render
+
+    runs = collect(paths)
+    if out is None:
+        out = Path(re.sub(r"[^\w.-]+", "-", runs[0].identity["spec"])[:100] + ".html")
+        check_may_write(out, overwrite)
+    found = gather(runs, data, images)
+    page = render(runs, found)
+    with atomic_writer(out) as file:
+        file.write(page.encode("utf-8", "replace"))
+    return out, found.notes
+
+
+def check_may_write(file: Path, overwrite: bool = False) -> None:
+    """Refuse a place that cannot be written, and a file that is no report of ours unless it may be overwritten."""
+    try:
+        if file.is_dir():
+            raise SdrsegError(f"{file} is a folder. Name a file with --out.")
+        if not file.exists():
+            folder = next(place for place in file.absolute().parents if place.exists())
+            if not (folder.is_dir() and os.access(folder, os.W_OK)):
+                raise SdrsegError(f"{file}: cannot be written in {folder}. Choose another place with --out.")
+            return
+        with file.open("rb") as opened:
+            ours = f'<meta name="generator" content="{MARK}'.encode() in opened.read(HEAD)
+    except OSError as error:
+        raise SdrsegError(f"{file}: {error.strerror}. Choose another name with --out.") from error
+    if not (ours or overwrite):
+        raise SdrsegError(
+            f"{file} exists and is no report of sdrseg. Choose another name with --out, or add --overwrite."
+        )
+
+
+def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathered:
+    """What has to be computed: prototypes' distances, and with the data set predictions and features."""
+    from sdrseg.report.latent import measure, prototype_distances
+    from sdrseg.report.page import Gathered
+    from sdrseg.report.pictures import choose, load_images, look, open_data, start_row
+    from sdrseg.terminal import progress
+
+    found = Gathered(latents=[None] * len(runs), prototypes=[None] * len(runs))
+    for number, run in enumerate(runs):
+        try:
+            found.prototypes[number] = prototype_distances(run)
+        except SdrsegError as error:
+            found.notes.append(f"Prototypes of {run.label} are missing: {error}")
+    if wanted < 1:
+        found.notes.append("Pictures and features were not asked for (--images 0).")
+        return found
+    names = runs[0].all_names
+    try:
+        source, index = open_data(runs, data)
+        choice = choose(runs[0], source, index, wanted)
+        images = load_images(runs[0], source, choice.ids)
+    except SdrsegError as error:
+        found.notes.append(
+            f"Pictures and features are missing, because the data set was not reached: {error} "
+            "Run `sdrseg report` again with --data PATH, as for `sdrseg train`, to have them."
+        )
+        return found
+    found.rows = [start_row(image, names, runs[0].colours) for image in images]
+    found.how_chosen = _how_chosen(len(images), [names[c] for c in choice.missing])
+    total, counter = len(images) * sum(len(run.scores) for run in runs), count(1)
+    with progress("looking at test images") as report:
+        for number, run in enumerate(runs):
+            for row in found.rows:
+                row.predictions.append([])
+            try:
+                seen = _kept(look(run, images), run, found.rows, lambda: report(next(counter), total))
+                found.latents[number] = measure(seen, run, len(names))
+            except SdrsegError as error:
+                found.notes.append(f"Predictions and features of {run.label} are missing: {error}")
+    return found
+
+
+def _kept(seen: Iterator[Seen], run: RunRecord, rows: Sequence[Row], tell: Callable[[], None]) -> Iterator[Seen]:
+    """Put each prediction into its row on the way, and tell that there was one."""
+    from sdrseg.report.pictures import prediction_tile
+
+    by_id = {row.id: row for row in rows}
+    for one in seen:
+        tile = prediction_tile(one, run.label, run.all_names, run.colours)
+        by_id[one.image.id].predictions[-1].append(tile)
+        tell()
+        yield one
+
+
+def _how_chosen(images: int, missing: Sequence[str]) -> str:
+    text = (
+        f"These {images} test images were chosen by their labels alone, without looking at any prediction: "
+        "image by image the one that shows most classes not shown yet, then those shown least often; the first id "
+        "where several are equal. A class is shown where it covers at least 1\u00a0% of an image."
+    )
+    if missing:
+        text += f" Not shown: {', '.join(missing)}; --images with a larger number shows more."
+    return text

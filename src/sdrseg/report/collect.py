@@ -1,0 +1,203 @@
+"""What run folders say: scores, logs, settings and hashes of every finished step. Nothing is computed anew.
+
+Runs that are compared must have been scored on the same images with the same labels; others are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sdrseg.colours import Colour, class_colours
+from sdrseg.config import Config, config_from, load_config
+from sdrseg.engine.folder import RunFolder
+from sdrseg.errors import SdrsegError
+from sdrseg.methods import method_layers
+from sdrseg.metrics import StepScore, summary
+from sdrseg.scenario import parse_spec
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """One run, as far as it is done: `scores` has one entry for each step that was trained and scored."""
+
+    label: str
+    folder: RunFolder
+    identity: dict[str, Any]  # spec, method, preset, sdrseg
+    config: Config
+    scenario: dict[str, Any]
+    scores: tuple[StepScore, ...]
+    metas: tuple[Entry, ...]
+    environment: tuple[Entry, ...]
+    log: tuple[Entry, ...]  # the "train" lines
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def last(self) -> int:
+        """The last step that is done."""
+        return len(self.scores) - 1
+
+    @property
+    def steps(self) -> int:
+        return len(self.scenario["steps"])
+
+    @property
+    def finished(self) -> bool:
+        return len(self.scores) == self.steps
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The classes by channel after the last step that is done."""
+        return self.scores[-1].names
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The classes by channel after the last step of the scenario."""
+        return tuple(self.scenario["classes"][c] for c in self.scenario["steps"][-1]["channels"])
+
+    @property
+    def colours(self) -> tuple[Colour, ...]:
+        """Those of `all_names`."""
+        return class_colours(self.scenario["steps"][-1]["channels"])
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """That of the run folder; of an unfinished run the same, computed over the steps that are done."""
+        if self.finished and (self.path / "summary.json").exists():
+            saved: dict[str, Any] = self.folder.read_json("summary.json")
+            return saved
+        return summary(self.scores)
+
+
+def collect(paths: Sequence[Path]) -> list[RunRecord]:
+    """Read runs for one report; those of another scenario than the first are refused."""
+    twice = [path for number, path in enumerate(paths) if path.resolve() in {p.resolve() for p in paths[:number]}]
+    if twice:
+        raise SdrsegError(f"{twice[0]} is named twice. Name each run once.")
+    folders = [RunFolder(path) for path in paths]
+    identities = [_identity(folder) for folder in folders]
+    labels = _labels(paths, [str(identity["method"]) for identity in identities])
+    runs = [_read(f, i, label) for f, i, label in zip(folders, identities, labels, strict=True)]
+    for run in runs[1:]:
+        if (why := _other_scenario(runs[0], run)) is not None:
+            raise SdrsegError(
+                f"{run.path} cannot be compared with {runs[0].path}: {why}. Write a report of its own for it."
+            )
+    return runs
+
+
+def _identity(folder: RunFolder) -> dict[str, Any]:
+    """What config.json says the run is."""
+    saved = folder.read_json("config.json")
+    if not isinstance(saved, dict) or not {"spec", "method", "preset", "config"} <= saved.keys():
+        raise SdrsegError(f"{folder.path / 'config.json'}: not that of a run. Name the folder of a run.")
+    return saved
+
+
+def _labels(paths: Sequence[Path], methods: Sequence[str]) -> list[str]:
+    """Methods where they are different, else the names of the folders too, else their whole paths."""
+    for names in (methods, [f"{m} ({p.resolve().name})" for m, p in zip(methods, paths, strict=True)]):
+        if len(set(names)) == len(names):
+            return list(names)
+    return [f"{m} ({p})" for m, p in zip(methods, paths, strict=True)]
+
+
+def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
+    config = config_from(identity["config"], str(folder.path / "config.json"))
+    scenario = folder.read_json("scenario.json")
+    scores, metas = [], []
+    for number in range(len(scenario["steps"])):
+        if not (folder.has_model(number) and folder.has_metrics(number)):
+            break
+        scores.append(StepScore.from_dict(folder.read_json(f"steps/{number}/metrics.json")))
+        metas.append(folder.read_json(f"steps/{number}/meta.json"))
+    if not scores:
+        raise SdrsegError(
+            f"{folder.path}: step 0 is not trained and scored yet. Let `sdrseg train` finish a step first."
+        )
+    environment = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else []
+    known = {key: identity.get(key) for key in ("spec", "method", "preset", "sdrseg")}
+    log = tuple(_train_lines(folder.path / "log.jsonl"))
+    return RunRecord(label, folder, known, config, scenario, tuple(scores), tuple(metas), tuple(environment), log)
+
+
+def _train_lines(file: Path) -> list[Entry]:
+    """The lines about training; a last line that a kill left unfinished is passed over."""
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SdrsegError(f"{file}: cannot be read ({error.strerror}).") from error
+    entries = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and entry.get("event") == "train" and "losses" in entry:
+            entries.append(entry)
+    return entries
+
+
+def _other_scenario(first: RunRecord, other: RunRecord) -> str | None:
+    """Why the scores of two runs cannot be set side by side, or None."""
+    if (a := first.identity["spec"]) != (b := other.identity["spec"]):
+        return f"its scenario is {b}, not {a}"
+    mine, theirs = first.scenario, other.scenario
+    if mine["classes"] != theirs["classes"]:
+        return "its data set has other classes"
+    for step, same in zip(mine["steps"], theirs["steps"], strict=True):
+        for key, what in (("channels", "classes"), ("test_ids", "test images"), ("test_table", "labels at test time")):
+            if step[key] != same[key]:
+                return f"step {step['number']} has other {what}"
+    tested = {id for step in mine["steps"] for id in step["test_ids"]}
+    digests = [{id: run["mask_digests"].get(id) for id in tested} for run in (mine, theirs)]
+    return "its test masks have other content" if digests[0] != digests[1] else None
+
+
+def scored_differently(runs: Sequence[RunRecord]) -> list[str]:
+    """Settings of the scoring that are not the same in all runs."""
+    values = [run.config.to_dict()["eval"] for run in runs]
+    return [f"eval.{key}" for key in values[0] if key != "batch_size" and len({str(v[key]) for v in values}) > 1]
+
+
+def command_line(run: RunRecord) -> str:
+    """A command that trains the run again: every setting that is not what its preset and method say."""
+    spec = parse_spec(run.identity["spec"])
+    method, preset = run.identity["method"], run.identity["preset"]
+    words = ["sdrseg", "train", str(spec), "--method", method]
+    words += ["--preset", preset] if preset != "default" else []
+    words += ["--data", "PATH"] if spec.source != "shapes" else []
+    try:
+        usual = load_config(spec.source, None, [], method_layers(method, preset, spec.task)).to_dict()
+    except SdrsegError:  # a method of the user's own, not known here: say every setting
+        usual = {}
+    for section, keys in run.config.to_dict().items():
+        for key, value in keys.items():
+            if section not in usual or usual[section][key] != value:
+                words += ["--set", f"{section}.{key}={_toml(value)}"]
+    return shlex.join([*words, "--out", "RUN"])
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,239 @@
+"""Test images with their truth and what each model makes of them: which are shown, and how they get into the page.
+
+Images are chosen from the labels alone, before any model has seen them, so no method can look better by the choice.
+"""
+
+from __future__ import annotations
+
+import io
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from sdrseg.colours import NOT_SCORED, Colour
+from sdrseg.data import open_source
+from sdrseg.data.augment import EVALUATIONS, normalise, padding, show
+from sdrseg.data.index import ClassIndex, class_index
+from sdrseg.data.source import VOID, Source
+from sdrseg.errors import DataError, SdrsegError
+from sdrseg.losses.pixels import to_grid
+from sdrseg.network import Network, build_network
+from sdrseg.report.collect import RunRecord
+from sdrseg.scenario import parse_spec
+from sdrseg.terminal import progress
+
+VISIBLE = 0.01  # of an image's pixels: a class with less is hardly seen
+RARER = 0.01  # a class that was shown once more counts so much less: new ones come first
+LARGEST = 512  # pixels of the longer side, as shown
+SMALL = 160  # pictures up to this size are stored without loss
+
+
+@dataclass(frozen=True, eq=False)
+class TestImage:
+    """An image as it is scored: pixels (3, H, W), channels by the last step's table (H, W), and what is padding."""
+
+    id: str
+    pixels: Tensor
+    labels: Tensor
+    padding: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What a model made of one image: predicted channels (H, W), and features with their labels on the grid."""
+
+    step: int
+    image: TestImage
+    predicted: NDArray[np.uint8]
+    features: Tensor  # (1, C, h, w)
+    labels: Tensor  # (1, h, w)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A picture in the page: a data URI, and words in its place."""
+
+    uri: str
+    alt: str
+
+
+@dataclass
+class Row:
+    """One test image: the photo, its truth, and for each run its predictions by step."""
+
+    id: str
+    photo: Tile
+    truth: Tile
+    width: int
+    height: int
+    predictions: list[list[Tile]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The ids that are shown, and the classes (channels) that none of them shows."""
+
+    ids: tuple[str, ...]
+    missing: tuple[int, ...]
+
+
+def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, ClassIndex]:
+    """The data set of the runs and what its test masks hold; it must be the one that was scored."""
+    spec = parse_spec(runs[0].identity["spec"])
+    source = open_source(spec.source, data, runs[0].config)
+    with progress(f"reading {spec.source}") as report:
+        index = class_index(source, runs[0].scenario["steps"][-1].get("test_split", "val"), report)
+    digests = runs[0].scenario["mask_digests"]
+    found = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
+    for id in runs[0].scenario["steps"][-1]["test_ids"]:
+        if found.get(id) != digests[id]:
+            what = "is missing" if id not in found else "has another content than when the runs were scored"
+            where = data if data is not None else spec.source
+            raise DataError(f"{where}: the mask of {id} {what}. Name the data set of these runs with --data.")
+    return source, index
+
+
+def choose(run: RunRecord, source: Source, index: ClassIndex, count: int) -> Choice:
+    """Images that show every class, and then every class once more, and so on: greedily, the first id where equal.
+
+    An image shows a class that covers at least 1 % of what is scored of it (less for a class that is always smaller).
+    What a mask holds is an upper bound to what its view shows, so only promising masks are opened.
+    """
+    step = run.scenario["steps"][-1]
+    ids, channels = step["test_ids"], np.array(step["channels"])[1:]
+    row = {id: number for number, id in enumerate(index.ids)}
+    pixels = index.pixels[[row[id] for id in ids]]
+    share = pixels[:, channels] / np.maximum(pixels.sum(1, keepdims=True), 1)
+    enough = np.minimum(VISIBLE, share.max(axis=0) / 2)
+    shows, exact = share > 0, np.zeros(len(ids), dtype=bool)
+    times, chosen = np.zeros(len(channels)), dict[str, None]()
+    while len(chosen) < min(count, len(ids)):
+        worth = np.array([-1 if id in chosen else shown @ RARER**times for id, shown in zip(ids, shows, strict=True)])
+        best = int(worth.argmax())
+        if exact[best]:
+            chosen[ids[best]] = None
+            times += shows[best]
+            continue
+        seen = _view(run, source.mask(ids[best]))
+        counts = np.bincount(seen.ravel(), minlength=256)[channels]
+        shows[best] &= counts >= np.maximum(enough * seen.size, 1)
+        exact[best] = True
+    missing = tuple(int(c) + 1 for c in np.flatnonzero(times == 0))
+    return Choice(tuple(chosen), missing)
+
+
+def _view(run: RunRecord, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The part of a mask that is scored, as it is shown."""
+    view = EVALUATIONS[run.config.eval.transform]((mask.shape[0], mask.shape[1]))
+    nothing = torch.zeros(3, *mask.shape, dtype=torch.uint8)
+    shown: NDArray[np.uint8] = show(view, nothing, torch.from_numpy(np.array(mask)))[1].numpy()
+    return shown
+
+
+def load_images(run: RunRecord, source: Source, ids: Sequence[str]) -> list[TestImage]:
+    """The images as the run is scored on them."""
+    table = torch.tensor(run.scenario["steps"][-1]["test_table"], dtype=torch.uint8)
+    images = []
+    for id in ids:
+        image, mask = (torch.from_numpy(np.array(array)) for array in source.pair(id))
+        view = EVALUATIONS[run.config.eval.transform]((mask.shape[0], mask.shape[1]))
+        pixels, labels = show(view, image.permute(2, 0, 1), mask)
+        outside = padding(view)
+        labels = torch.where(outside, VOID, table[labels.long()])
+        images.append(TestImage(id, pixels, labels, outside))
+    return images
+
+
+@torch.no_grad()
+def look(run: RunRecord, images: Sequence[TestImage]) -> Iterator[Seen]:
+    """Show the images to the saved model of every finished step."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for number in range(len(run.scores)):
+        network = _network(run, number).to(device).eval()
+        for image in images:
+            out = network(normalise(image.pixels[None].to(device)))
+            grid = (out.features.shape[-2], out.features.shape[-1])
+            labels = to_grid(image.labels[None], grid)
+            predicted = out.logits.argmax(1)[0].to(torch.uint8).cpu().numpy()
+            yield Seen(number, image, predicted, out.features.float().cpu(), labels)
+
+
+def _network(run: RunRecord, number: int) -> Network:
+    meta, model, _ = run.folder.load_step(number)
+    network = build_network(run.config.net, len(meta["classes"]))
+    try:
+        network.load_state_dict(model)
+    except RuntimeError as error:
+        raise SdrsegError(f"{run.folder.step(number)}: the weights do not fit the network of config.json.") from error
+    return network
+
+
+def start_row(image: TestImage, names: Sequence[str], colours: Sequence[Colour]) -> Row:
+    """The photo and the truth of an image, without padding."""
+    inside = _inside(image)
+    pixels = np.ascontiguousarray(image.pixels.permute(1, 2, 0).numpy()[inside])
+    photo = Image.fromarray(pixels)
+    photo.thumbnail((LARGEST, LARGEST))
+    truth = image.labels.numpy()[inside]
+    said = f"Truth for {image.id}: {_shares(truth, names)}"
+    return Row(
+        image.id,
+        Tile(_photo_uri(photo), f"Test image {image.id}"),
+        Tile(mask_uri(truth, colours), said),
+        photo.width,
+        photo.height,
+    )
+
+
+def prediction_tile(seen: Seen, label: str, names: Sequence[str], colours: Sequence[Colour]) -> Tile:
+    predicted = seen.predicted[_inside(seen.image)]
+    said = f"Prediction of {label} after step {seen.step} for {seen.image.id}: {_shares(predicted, names)}"
+    return Tile(mask_uri(predicted, colours), said)
+
+
+def mask_uri(channels: NDArray[np.uint8], colours: Sequence[Colour]) -> str:
+    """A palette PNG: value = channel, and one more for what is not scored. The page rewrites the palette."""
+    classes = len(colours)
+    values = np.where(channels == VOID, classes, channels).astype(np.uint8)
+    picture = Image.fromarray(values)
+    if max(picture.size) > LARGEST:
+        ratio = LARGEST / max(picture.size)
+        size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+        picture = picture.resize(size, Image.Resampling.NEAREST)
+    picture.putpalette([part for colour in (*colours, NOT_SCORED) for part in colour])
+    return _uri(picture, "png", optimize=True, transparency=bytes([255] * (classes + 1)))
+
+
+def _photo_uri(photo: Image.Image) -> str:
+    if max(photo.size) <= SMALL:
+        return _uri(photo, "png", optimize=True)
+    return _uri(photo, "jpeg", quality=82, optimize=True)
+
+
+def _uri(picture: Image.Image, kind: str, **options: Any) -> str:
+    out = io.BytesIO()
+    picture.save(out, kind, **options)
+    return f"data:image/{kind};base64,{b64encode(out.getvalue()).decode()}"
+
+
+def _inside(image: TestImage) -> tuple[slice, slice]:
+    """Rows and columns that show the image: padding is always around it."""
+    shown = ~image.padding.numpy()
+    rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))
+    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
+
+
+def _shares(channels: NDArray[np.uint8], names: Sequence[str]) -> str:
+    """What a label map holds, largest first."""
+    counts = np.bincount(channels.ravel(), minlength=256)[: len(names)]
+    order = [int(c) for c in np.argsort(-counts, kind="stable") if counts[c] > 0]
+    scored = max(1, int(counts.sum()))
+    return ", ".join(f"{names[c]} {100 * counts[c] / scored:.0f} %" for c in order) or "nothing that is scored"
