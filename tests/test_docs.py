@@ -20,7 +20,8 @@ from sdrseg.methods import METHODS
 
 from conftest import forget_own_sources
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 TINY = ["shapes.train=40", "shapes.val=8", "shapes.size=32", "data.crop=32", "train.epochs=1", "train.batch_size=4"]
 
 
@@ -107,3 +108,15 @@ def test_the_example_of_onnx(exported):
     names: dict = {}
     exec(compile(code, "predict-and-export.md", "exec"), names)
     assert names["mask"].shape == (1, 41, 57) and names["classes"][1]["name"] == "disc"
+
+
+def test_the_tables_of_the_results_are_those_of_the_files():
+    """If this fails: python scripts/results_tables.py --write"""
+    script = runpy.run_path(str(ROOT / "scripts/results_tables.py"))
+    results = script["read_results"]()
+    assert {"ft", "mib", "sdr"} <= results["voc-15-1-disjoint"].keys()
+    _, inside, _ = script["between_marks"]((DOCS / "results.md").read_text(encoding="utf-8"))
+    assert inside == script["tables"](results)
+    for task in script["PAPER"].values():  # old has 16 classes and new 5: a figure typed wrongly would not add up
+        for old, new, both in task.values():
+            assert both == pytest.approx((16 * old + 5 * new) / 21, abs=0.1)
