@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml  # comes with lightning
 from PIL import Image
 
+from sdrseg import __version__
 from sdrseg.cli import main
 from sdrseg.data import OWN
 from sdrseg.methods import METHODS
@@ -120,3 +122,14 @@ def test_the_tables_of_the_results_are_those_of_the_files():
     for task in script["PAPER"].values():  # old has 16 classes and new 5: a figure typed wrongly would not add up
         for old, new, both in task.values():
             assert both == pytest.approx((16 * old + 5 * new) / 21, abs=0.1)
+
+
+def test_the_citation_says_what_the_package_and_the_paper_say():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["cff-version"], citation["type"], citation["title"]) == ("1.2.0", "software", "sdrseg")
+    assert (citation["version"], citation["license"]) == (__version__, "Apache-2.0") and citation["message"]
+    assert all(author.get("name") for author in citation["authors"])
+    (paper,) = citation["references"]
+    assert [author["family-names"] for author in paper["authors"]] == ["Michieli", "Zanuttigh"]
+    assert (paper["type"], paper["year"]) == ("conference-paper", 2021)
+    assert paper["title"].startswith("Continual Semantic Segmentation via Repulsion-Attraction of Sparse and Disent")
