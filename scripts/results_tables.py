@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pages import print_or_write
+
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/results.md"
-BEGIN, END = "<!-- begin: scripts/results_tables.py -->", "<!-- end: scripts/results_tables.py -->"
 NAME = re.compile(r"(?P<scenario>\w+-[\w-]+-(disjoint|overlapped|sequential))-(?P<method>[\w+-]+)")
 
 PAPER = {  # old, new, all after the last step, as printed in the paper's table
@@ -97,18 +96,5 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
 
 
-def between_marks(page: str) -> tuple[str, str, str]:
-    """What is before, between and after the two marks."""
-    before, begin, rest = page.partition(BEGIN)
-    inside, end, after = rest.partition(END)
-    assert begin and end, f"{PAGE}: the marks {BEGIN} and {END} are not there"
-    return before + begin + "\n\n", inside.strip("\n") + "\n", "\n" + end + after
-
-
 if __name__ == "__main__":
-    made = tables(read_results())
-    if sys.argv[1:] == ["--write"]:
-        before, _, after = between_marks(PAGE.read_text(encoding="utf-8"))
-        PAGE.write_text(before + made + after, encoding="utf-8")
-    else:
-        print(made, end="")
+    print_or_write("results.md", "results_tables.py", tables(read_results()))

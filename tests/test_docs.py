@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import importlib
 import json
 import re
 import runpy
@@ -112,16 +114,23 @@ def test_the_example_of_onnx(exported):
     assert names["mask"].shape == (1, 41, 57) and names["classes"][1]["name"] == "disc"
 
 
-def test_the_tables_of_the_results_are_those_of_the_files():
-    """If this fails: python scripts/results_tables.py --write"""
-    script = runpy.run_path(str(ROOT / "scripts/results_tables.py"))
-    results = script["read_results"]()
-    assert {"ft", "mib", "sdr"} <= results["voc-15-1-disjoint"].keys()
-    _, inside, _ = script["between_marks"]((DOCS / "results.md").read_text(encoding="utf-8"))
-    assert inside == script["tables"](results)
-    for task in script["PAPER"].values():  # old has 16 classes and new 5: a figure typed wrongly would not add up
-        for old, new, both in task.values():
-            assert both == pytest.approx((16 * old + 5 * new) / 21, abs=0.1)
+@pytest.mark.parametrize(("page", "script"), [("results.md", "results_tables"), ("settings.md", "settings_tables")])
+def test_the_tables_are_those_that_the_scripts_print(page, script, monkeypatch, capsys):
+    """If this fails: python scripts/SCRIPT.py --write"""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.setattr(sys, "argv", [script])
+    runpy.run_path(str(ROOT / "scripts" / f"{script}.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert printed.count("| ") > 100
+    assert importlib.import_module("pages").parts(page, f"{script}.py")[1] == printed
+
+
+def test_the_numbers_of_the_paper_add_up(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    script = importlib.import_module("results_tables")
+    assert {"ft", "mib", "sdr"} <= script.read_results()["voc-15-1-disjoint"].keys()
+    for old, new, both in script.PAPER["voc-15-1-disjoint"].values():  # 16 classes and 5
+        assert both == pytest.approx((16 * old + 5 * new) / 21, abs=0.1)
 
 
 def test_the_citation_says_what_the_package_and_the_paper_say():
@@ -133,3 +142,20 @@ def test_the_citation_says_what_the_package_and_the_paper_say():
     assert [author["family-names"] for author in paper["authors"]] == ["Michieli", "Zanuttigh"]
     assert (paper["type"], paper["year"]) == ("conference-paper", 2021)
     assert paper["title"].startswith("Continual Semantic Segmentation via Repulsion-Attraction of Sparse and Disent")
+
+
+def test_every_test_and_file_that_the_documentation_names_is_there():
+    pages = {page: page.read_text(encoding="utf-8") for page in [*DOCS.glob("*.md"), ROOT / "README.md"]}
+    defined = {
+        name
+        for file in (ROOT / "tests").glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    for page, text in pages.items():
+        for name in re.findall(r"`(test_[\w*]+)`", text):
+            assert fnmatch.filter(defined, name), f"{page.name}: no test {name}"
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+            assert (page.parent / link).exists(), f"{page.name}: no {link}"
+        for file in re.findall(r"`((?:tests|benchmarks|scripts|results)/[\w./*-]+)`", text):
+            assert list(ROOT.glob(file)), f"{page.name}: no {file}"
+    assert len(pages) > 10 and len(defined) > 100

@@ -166,5 +166,6 @@ def draw(seed: int | None, item: object) -> bytes:
 
 def nearest(word: str, valid: Sequence[str]) -> str:
     """The end of a message about an unknown word: the closest valid one, or all of them."""
-    close = get_close_matches(word, valid, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(valid)}."
+    by_lower = {known.lower(): known for known in valid}
+    close = get_close_matches(word.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else f"; known are {', '.join(valid)}."
