@@ -1,7 +1,9 @@
 """The tables of docs/settings.md, made from the configuration itself.
 
-python scripts/settings_tables.py            # print them
-python scripts/settings_tables.py --write    # put them into docs/settings.md, between the two marks there
+    python scripts/settings_tables.py            # print them
+    python scripts/settings_tables.py --write    # put them into docs/settings.md, between the two marks there
+
+What a setting means is written where it is defined, in src/sdrseg/config.
 """
 
 from __future__ import annotations
