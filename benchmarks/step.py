@@ -4,8 +4,9 @@
     python benchmarks/step.py --encoder toy16 --size 64 --batch 4 --repeat 3     # tiny, anywhere
 
 The passes are the engine's own. Medians over iterations; on a GPU by CUDA events, in bf16 and channels-last. Ratios are
-to fine-tuning with the same batch and the same kind of pass. "kd only" is SDR without its four terms on the features:
-the difference is what they cost.
+to the first method with the same batch and the same kind of pass. "kd only" is SDR without its four terms on the
+features: the difference is what they cost. "step 0" is the first step, which all methods share: all classes, no
+teacher, batch norm with the statistics of the batch.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from typing import Any
 import torch
 
 from sdrseg.config import load_config
+from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batch
 from sdrseg.engine.fit import make_optimiser
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.passes import make_pass
 from sdrseg.methods import METHODS, StepInfo, method_layers
-from sdrseg.network import build_network
+from sdrseg.network import batch_norms, build_network
 from sdrseg.terminal import print_json, print_table
 
 WITHOUT_LATENT = [f"{name}=0" for name in ("pm.weight", "cl.attract", "cl.repel", "sp.weight")]
-ROWS: dict[str, tuple[str, list[str]]] = {name: (name, []) for name in METHODS} | {"kd only": ("sdr", WITHOUT_LATENT)}
+ROWS: dict[str, tuple[str, list[str], int]] = {name: (name, [], 1) for name in METHODS}
+ROWS |= {"kd only": ("sdr", WITHOUT_LATENT, 1), "step 0": ("ft", [], 0)}
 
 
 def random_batch(size: int, images: int, n_old: int, classes: int, device: Any) -> Batch:
@@ -41,35 +44,49 @@ def random_batch(size: int, images: int, n_old: int, classes: int, device: Any) 
     return Batch(pixels, labels, outside, tuple(map(str, range(images))))
 
 
+@torch.no_grad()
+def calibrated(network: Any, batch: Batch) -> Any:
+    """A random network whose batch norms know what comes: without, values overflow when statistics are frozen."""
+    momenta = {norm: norm.momentum for norm in batch_norms(network)}
+    for norm in momenta:
+        norm.momentum = 1.0
+    network.train()(normalise(batch.images))
+    for norm, momentum in momenta.items():
+        norm.momentum = momentum
+    return network
+
+
 class Step:
     """A method in the middle of a step, ready to iterate."""
 
     def __init__(self, row: str, speed: str, args: argparse.Namespace, batch_size: int):
-        name, settings = ROWS[row]
+        name, settings, number = ROWS[row]
         settings = [f"net.encoder={args.encoder}", "net.weights=none", f"run.speed={speed}", *settings, *args.set]
+        settings += ["optim.lr=1e-9", "optim.lr_later=1e-9"]  # with random weights and labels anything else diverges
         config = load_config("voc", None, settings, method_layers(name, "default", "15-1"))
         fabric = make_fabric(config)
         torch.manual_seed(0)
 
-        def network() -> Any:
-            return build_network(config.net, args.old).to(fabric.device).to(memory_format=torch.channels_last)
+        def network(classes: int) -> Any:
+            made = build_network(config.net, classes).to(fabric.device).to(memory_format=torch.channels_last)
+            return calibrated(made, self.inputs[0])
 
-        student = network()
+        old, classes = (args.old, args.old + args.new) if number else (0, args.old + args.new)
+        self.inputs = [random_batch(args.size, batch_size, old, classes, fabric.device) for _ in range(4)]
+        student = network(old or classes)
         method = METHODS[name](config)
-        teacher = network().eval().requires_grad_(False) if method.needs_teacher else None
-        method.begin_step(StepInfo(1, args.old, args.new, "disjoint"), student, teacher)
+        teacher = network(old).eval().requires_grad_(False) if method.needs_teacher and number else None
+        method.begin_step(StepInfo(number, old, classes - old, "disjoint"), student, teacher)
         student.to(memory_format=torch.channels_last).train()
-        student.freeze_statistics()
-        wrapped, self.optimiser = fabric.setup(student, make_optimiser(student, config, 1))
+        if number:
+            student.freeze_statistics()
+        self.fabric, self.config = fabric, config
+        wrapped, self.optimiser = fabric.setup(student, make_optimiser(student, config, number))
         self.compute = make_pass(fabric, method, wrapped, teacher, config, 0, print)
-        self.inputs = [
-            random_batch(args.size, batch_size, args.old, args.old + args.new, fabric.device) for _ in range(4)
-        ]
-        self.device = fabric.device
 
     def iterate(self, number: int) -> None:
         self.compute.forget_gradients()
-        self.compute(self.inputs[number % 4])
+        self.last = self.compute(self.inputs[number % 4])
         self.optimiser.step()
 
 
@@ -95,6 +112,8 @@ def measure(row: str, speed: str, args: argparse.Namespace, batch_size: int) -> 
     if gpu:
         torch.cuda.synchronize()
         times = [start.elapsed_time(end) for start, end in times]
+    if not torch.isfinite(step.last.loss):
+        raise SystemExit(f"{row}, {speed}: the loss is not finite, so the times mean nothing")
     ms = statistics.median(times[-args.repeat :])
     memory = torch.cuda.max_memory_allocated() / 2**30 if gpu else float("nan")
     return {"ms": ms, "images_per_second": 1000 * batch_size / ms, "peak_gib": memory}

@@ -183,7 +183,7 @@ def test_tuning_scores_held_out_images_also_in_between_and_trains_the_same(tmp_p
 
 
 def test_scoring_during_training_without_held_out_images_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="train.holdout=0.2"):
+    with pytest.raises(UsageError, match=r"train\.holdout=0\.2"):
         run(tmp_path / "run", "ft", "eval.every=1")
     assert not (tmp_path / "run").exists()
 
