@@ -31,6 +31,17 @@ def voc_folder() -> Path:
     return Path(folder)
 
 
+def forget_own_sources() -> None:
+    """Undo every `register_source`."""
+    from sdrseg.config import BY_DATA_SET
+    from sdrseg.data import OWN
+    from sdrseg.scenario import SOURCES
+
+    for name in list(OWN):
+        del OWN[name], BY_DATA_SET[name]
+        SOURCES.remove(name)
+
+
 @dataclass
 class Presence:
     """A class index without masks: which label values are in which image."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
+import importlib
 import json
 import re
+import runpy
 import shlex
 import shutil
 import sys
@@ -11,12 +14,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml  # comes with lightning
 from PIL import Image
 
+from sdrseg import __version__
 from sdrseg.cli import main
+from sdrseg.data import OWN
 from sdrseg.methods import METHODS
 
-DOCS = Path(__file__).parent.parent / "docs"
+from conftest import forget_own_sources
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 TINY = ["shapes.train=40", "shapes.val=8", "shapes.size=32", "data.crop=32", "train.epochs=1", "train.batch_size=4"]
 
 
@@ -31,6 +40,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     yield
     METHODS.clear()
     METHODS.update(before)
+    forget_own_sources()
 
 
 def program(monkeypatch, *words: str) -> None:
@@ -64,6 +74,37 @@ def test_the_example_of_a_method(monkeypatch):
     assert same[0] == same[1]
 
 
+def test_the_example_of_a_data_set(monkeypatch, capfd):
+    code, trial = blocks("add-a-data-set.md", "python")
+    assert len(code.splitlines()) < 60
+    Path("layers.py").write_text(code)
+    exec(compile(trial.replace("train=900, val=100", "train=60, val=12"), "add-a-data-set.md", "exec"), {})
+    (commands,) = blocks("add-a-data-set.md", "sh")
+    tiny = ["--set", "train.epochs=1", "--set", "train.batch_size=4", "--set", "net.decoder=deeplabv3"]
+    said = []
+    for command in commands.splitlines():
+        first, *words = shlex.split(command)
+        if words[:2] == ["layers.py", "train"]:
+            words += tiny
+        if first == "sdrseg":
+            assert not OWN  # predict does not need the file
+            program(monkeypatch, *words, "--json")
+        else:
+            assert first == "python"
+            monkeypatch.setattr(sys, "argv", [*words, "--json"])
+            with pytest.raises(SystemExit) as end:
+                runpy.run_path(words[0], run_name="__main__")
+            assert not end.value.code
+            forget_own_sources()  # the next command is another process
+        said.append(json.loads(capfd.readouterr().out))
+    data, trained, scores, predicted = said
+    assert data["problems"] == [] and [step["new"] for step in data["steps"]][1] == ["triangle"]
+    assert data["config"]["net"]["encoder"] == "toy16"
+    assert trained["classes"] == ["background", "disc", "square", "triangle"]
+    assert len(scores) == 2 and all(score["same"] for score in scores)
+    assert len(predicted["images"]) == len(list(Path("layers/val/images").iterdir()))
+
+
 def test_the_example_of_onnx(exported):
     shutil.copy(exported, "model.onnx")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (41, 57, 3), dtype=np.uint8)).save("photo.jpg")
@@ -71,3 +112,50 @@ def test_the_example_of_onnx(exported):
     names: dict = {}
     exec(compile(code, "predict-and-export.md", "exec"), names)
     assert names["mask"].shape == (1, 41, 57) and names["classes"][1]["name"] == "disc"
+
+
+@pytest.mark.parametrize(("page", "script"), [("results.md", "results_tables"), ("settings.md", "settings_tables")])
+def test_the_tables_are_those_that_the_scripts_print(page, script, monkeypatch, capsys):
+    """If this fails: python scripts/SCRIPT.py --write"""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.setattr(sys, "argv", [script])
+    runpy.run_path(str(ROOT / "scripts" / f"{script}.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert printed.count("| ") > 100
+    assert importlib.import_module("pages").parts(page, f"{script}.py")[1] == printed
+
+
+def test_the_numbers_of_the_paper_add_up(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    script = importlib.import_module("results_tables")
+    assert {"ft", "mib", "sdr"} <= script.read_results()["voc-15-1-disjoint"].keys()
+    for old, new, both in script.PAPER["voc-15-1-disjoint"].values():  # 16 classes and 5
+        assert both == pytest.approx((16 * old + 5 * new) / 21, abs=0.1)
+
+
+def test_the_citation_says_what_the_package_and_the_paper_say():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["cff-version"], citation["type"], citation["title"]) == ("1.2.0", "software", "sdrseg")
+    assert (citation["version"], citation["license"]) == (__version__, "Apache-2.0") and citation["message"]
+    assert all(author.get("name") for author in citation["authors"])
+    (paper,) = citation["references"]
+    assert [author["family-names"] for author in paper["authors"]] == ["Michieli", "Zanuttigh"]
+    assert (paper["type"], paper["year"]) == ("conference-paper", 2021)
+    assert paper["title"].startswith("Continual Semantic Segmentation via Repulsion-Attraction of Sparse and Disent")
+
+
+def test_every_test_and_file_that_the_documentation_names_is_there():
+    pages = {page: page.read_text(encoding="utf-8") for page in [*DOCS.glob("*.md"), ROOT / "README.md"]}
+    defined = {
+        name
+        for file in (ROOT / "tests").glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    for page, text in pages.items():
+        for name in re.findall(r"`(test_[\w*]+)`", text):
+            assert fnmatch.filter(defined, name), f"{page.name}: no test {name}"
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+            assert (page.parent / link).exists(), f"{page.name}: no {link}"
+        for file in re.findall(r"`((?:tests|benchmarks|scripts|results)/[\w./*-]+)`", text):
+            assert list(ROOT.glob(file)), f"{page.name}: no {file}"
+    assert len(pages) > 10 and len(defined) > 100

@@ -126,6 +126,7 @@ def test_any_text_is_read_or_refused_with_a_usage_error(text):
         ("voc:15-1@disjiont", "unknown protocol 'disjiont'; did you mean 'disjoint'?"),
         ("voc:15-1", "says no protocol. Add one of @sequential, @disjoint, @overlapped"),
         ("voc@disjoint", "names a protocol but no task"),
+        ("VOC:15-1@disjoint", "unknown data set 'VOC'; did you mean 'voc'?"),
         ("voc:offline@disjoint", "takes no protocol @disjoint"),
         ("voc:random-5@overlapped", "takes no protocol @overlapped"),
         ("", "is not a specification"),

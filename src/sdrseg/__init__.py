@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sdrseg.data import register_source
+    from sdrseg.data.source import Source
     from sdrseg.engine.run import train
     from sdrseg.methods import Method, register_method
     from sdrseg.methods.base import From
@@ -17,7 +19,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["From", "Method", "Model", "Prediction", "Scenario", "__version__", "load", "register_method", "train"]
+__all__ = [
+    "From",
+    "Method",
+    "Model",
+    "Prediction",
+    "Scenario",
+    "Source",
+    "__version__",
+    "load",
+    "register_method",
+    "register_source",
+    "train",
+]
 
 _HOMES = {
     "From": "sdrseg.methods.base",
@@ -25,8 +39,10 @@ _HOMES = {
     "Model": "sdrseg.predict",
     "Prediction": "sdrseg.predict",
     "Scenario": "sdrseg.scenario",
+    "Source": "sdrseg.data.source",
     "load": "sdrseg.predict",
     "register_method": "sdrseg.methods",
+    "register_source": "sdrseg.data",
     "train": "sdrseg.engine.run",
 }
 

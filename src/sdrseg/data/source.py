@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class Problem:
 
 
 class Source(ABC):
-    """A data set. Subclasses: voc, ade20k, folder, shapes."""
+    """A data set. Subclasses: voc, ade20k, folder, shapes, and a user's own (`register_source`)."""
 
     name: str
     classes: tuple[str, ...]
@@ -53,6 +53,10 @@ class Source(ABC):
     """False where 0 means "unlabelled" (ADE20K): it is trained as a channel and never scored."""
     partition: Literal["latest", "balanced"] = "latest"
     """How disjoint steps share the images: each to the step of its latest class, or balanced by a greedy pass."""
+    needs_folder: ClassVar[bool] = True
+    """Of a user's own data set: opened with the folder that --data names, or with nothing."""
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Of a user's own data set: settings that differ from those of VOC, such as {"train": {"epochs": 10}}."""
 
     @abstractmethod
     def ids(self, split: Split) -> tuple[str, ...]:
@@ -66,9 +70,14 @@ class Source(ABC):
     def mask(self, id: str) -> Array:
         """The label map as (H, W) uint8: class ids, 0 background, 255 void."""
 
-    @abstractmethod
     def mask_content(self, id: str) -> bytes:
-        """The bytes that decide the label map of `id`: what the class index is keyed by."""
+        """The bytes that decide the label map of `id`: what the class index is keyed by.
+
+        These are those of the label map itself. A file's bytes do as well and need not be decoded, if `coding` changes
+        with all else that decides what is read from them.
+        """
+        mask = self.mask(id)
+        return f"{mask.shape} ".encode() + mask.tobytes()
 
     def pair(self, id: str) -> tuple[Array, Array]:
         """Image and mask of one id, which must be of one size."""

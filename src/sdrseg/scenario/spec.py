@@ -24,7 +24,8 @@ from sdrseg.errors import UsageError
 
 LabelProtocol = Literal["sequential", "disjoint", "overlapped"]
 PROTOCOLS: tuple[str, ...] = get_args(LabelProtocol)
-SOURCES = ("voc", "ade20k", "folder", "shapes")
+SOURCES = ["voc", "ade20k", "folder", "shapes"]
+"""The data sets that a specification may name; `sdrseg.data.register_source` adds a user's own."""
 ClassLists = tuple[tuple[int, ...], ...]
 
 # The names that earlier code gave to some tasks.
@@ -53,14 +54,14 @@ class Spec:
         return f"{self.source}{task}{seed}" + ("" if self.protocol is None else f"@{self.protocol}")
 
 
-def parse_spec(text: str, sources: Sequence[str] = SOURCES) -> Spec:
+def parse_spec(text: str) -> Spec:
     """Take a specification apart; what cannot be understood is named together with the nearest valid word."""
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a specification. Write SOURCE:TASK@PROTOCOL, such as voc:15-1@disjoint.")
     source, task, protocol = match["source"], match["task"], match["protocol"]
-    if source not in sources:
-        raise UsageError(f"{text!r}: unknown data set {source!r}{nearest(source, sources)}")
+    if source not in SOURCES:
+        raise UsageError(f"{text!r}: unknown data set {source!r}{nearest(source, SOURCES)}")
     if protocol is not None and protocol not in PROTOCOLS:
         raise UsageError(f"{text!r}: unknown protocol {protocol!r}{nearest(protocol, PROTOCOLS)}")
     if task is None:
@@ -165,5 +166,6 @@ def draw(seed: int | None, item: object) -> bytes:
 
 def nearest(word: str, valid: Sequence[str]) -> str:
     """The end of a message about an unknown word: the closest valid one, or all of them."""
-    close = get_close_matches(word, valid, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(valid)}."
+    by_lower = {known.lower(): known for known in valid}
+    close = get_close_matches(word.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else f"; known are {', '.join(valid)}."

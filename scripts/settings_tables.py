@@ -1,0 +1,62 @@
+"""The tables of docs/settings.md, made from the configuration itself.
+
+    python scripts/settings_tables.py            # print them
+    python scripts/settings_tables.py --write    # put them into docs/settings.md, between the two marks there
+
+What a setting means is written where it is defined, in src/sdrseg/config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from typing import Any
+
+from pages import print_or_write
+
+from sdrseg.config import BY_DATA_SET, Config
+
+BUILT_IN = ("ade20k", "shapes")  # the data sets with defaults of their own
+KINDS = {bool: "true, false", int: "whole number", float: "number", str: "text"}
+
+
+def tables() -> str:
+    """One table for each section, as Markdown."""
+    return "\n".join(_section(field.name, getattr(Config(), field.name)) for field in dataclasses.fields(Config))
+
+
+def _section(name: str, values: Any) -> str:
+    hints = typing.get_type_hints(type(values))
+    rows = []
+    for field in dataclasses.fields(values):
+        others = {data_set: BY_DATA_SET[data_set].get(name, {}) for data_set in BUILT_IN}
+        changed = [f"{data_set}: {_toml(keys[field.name])}" for data_set, keys in others.items() if field.name in keys]
+        default = "; ".join([_toml(field.default), *changed])
+        possible = _possible(hints[field.name], field.metadata)
+        rows.append(f"| `{name}.{field.name}` | {default} | {possible} | {field.metadata['help']} |\n")
+    heads = "| setting | default | possible | meaning |\n|---|---|---|---|\n"
+    return f"### {name}\n\n{inspect.getdoc(values)}\n\n{heads}{''.join(rows)}"
+
+
+def _possible(kind: Any, bounds: Any) -> str:
+    """The choices, or the type with its bounds."""
+    if typing.get_origin(kind) is typing.Literal:
+        return ", ".join(typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return f"[{', '.join(_possible(item, bounds) for item in typing.get_args(kind))}]"
+    low, high = bounds["minimum"], bounds["maximum"]
+    if low is None:
+        return KINDS[kind]
+    return f"{KINDS[kind]}, at least {low}" if high is None else f"{KINDS[kind]}, {low} to {high}"
+
+
+def _toml(value: object) -> str:
+    """A value as it is written in TOML and after `--set`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+if __name__ == "__main__":
+    print_or_write("settings.md", "settings_tables.py", tables())

@@ -1,0 +1,167 @@
+"""Data sets of a user's own: what registering and opening them demands, and how they are used by name."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import sdrseg
+from sdrseg.config import BY_DATA_SET, Config, load_config
+from sdrseg.data import OWN, open_source, register_source
+from sdrseg.data.index import class_index
+from sdrseg.data.source import Source
+from sdrseg.errors import DataError, UsageError
+from sdrseg.scenario import SOURCES, parse_spec
+
+from conftest import forget_own_sources
+
+
+@pytest.fixture(autouse=True)
+def own_sources_are_forgotten():
+    yield
+    forget_own_sources()
+
+
+class Bars(Source):
+    """Class 1 in the upper half, class 2 in the lower half of some; nothing on disk."""
+
+    name = "bars"
+    classes = ("background", "upper", "lower")
+    needs_folder = False
+    defaults: ClassVar = {
+        "data": {"crop": 32, "workers": 0},
+        "eval": {"transform": "full_image"},
+        "net": {"encoder": "toy16", "output_stride": 8, "weights": "none", "decoder": "deeplabv3"},
+        "train": {"epochs": 1, "batch_size": 4},
+    }
+
+    def ids(self, split):
+        return tuple(f"{split}-{n}" for n in range(16 if split == "train" else 4))
+
+    def image(self, id):
+        return np.repeat(self.mask(id)[:, :, None] * np.uint8(90), 3, axis=2)
+
+    def mask(self, id):
+        mask = np.zeros((32, 40), np.uint8)
+        mask[:16, : 10 + int(id.split("-")[1])] = 1
+        mask[16:, :20] = 2 * (int(id[-1]) % 2)
+        return mask
+
+
+def test_a_data_set_is_known_by_its_name(tmp_path):
+    assert register_source(Bars) is Bars and register_source(Bars) is Bars
+    assert str(parse_spec("bars:1-1@overlapped")) == "bars:1-1@overlapped"
+    assert isinstance(open_source("bars", None, Config()), Bars)
+    config = load_config("bars", assignments=["train.epochs=2"])
+    assert (config.data.crop, config.train.epochs, config.optim.lr) == (32, 2, Config().optim.lr)
+    summary = sdrseg.train("bars:1-1@overlapped", "mib", tmp_path / "run", bases=tmp_path / "bases")
+    assert summary["steps"] == 2 and summary["classes"] == ["background", "upper", "lower"]
+    assert [c.name for c in sdrseg.load(tmp_path / "run").classes] == ["background", "upper", "lower"]
+
+
+def test_the_folder_is_handed_on_or_refused(tmp_path):
+    class InFolder(Bars):
+        name = "in_folder"
+        needs_folder = True
+
+        def __init__(self, path):
+            self.path = path
+
+    register_source(Bars)
+    register_source(InFolder)
+    assert open_source("in_folder", tmp_path, Config()).path == tmp_path
+    with pytest.raises(UsageError, match="in_folder needs --data PATH"):
+        open_source("in_folder", None, Config())
+    with pytest.raises(DataError, match="no such folder"):
+        open_source("in_folder", tmp_path / "nothing", Config())
+    with pytest.raises(UsageError, match="bars takes no --data"):
+        open_source("bars", tmp_path, Config())
+
+
+def test_content_is_the_label_map_and_its_shape():
+    register_source(Bars)
+    source = open_source("bars", None, Config())
+    assert source.mask_content("val-0") == source.mask_content("train-0") != source.mask_content("train-1")
+
+    class Turned(Bars):
+        def mask(self, id):
+            return np.ascontiguousarray(super().mask(id).reshape(40, 32))
+
+    first, second = class_index(Bars(), "val"), class_index(Turned(), "val")  # the same bytes in another shape
+    assert first.sizes[0].tolist() == [32, 40] and second.sizes[0].tolist() == [40, 32]
+
+
+LACKING = """
+from sdrseg import Source
+class Mine(Source):
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("classes = ('a', 'b')", "Mine: give the class a line `name"),
+        ("name = 'a:b'", "give the class a line `name"),
+        ("name = 'mine'", "Mine: give the class the methods it lacks: ids, image, mask"),
+        ("name = 'voc'", "there is a data set 'voc' already"),
+    ],
+)
+def test_what_cannot_be_registered(body, message):
+    scope: dict = {}
+    exec(LACKING.format(body=body), scope)
+    with pytest.raises(UsageError, match=message):
+        register_source(scope["Mine"])
+    assert not OWN and "mine" not in SOURCES
+
+
+def test_other_things_that_cannot_be_registered():
+    with pytest.raises(UsageError, match="is no subclass of"):
+        register_source(int)
+    with pytest.raises(UsageError, match=r"Wrong\.defaults: unknown key train\.epoch"):
+
+        @register_source
+        class Wrong(Bars):
+            defaults: ClassVar = {"train": {"epoch": 3}}
+
+    assert not OWN and "bars" not in SOURCES and "bars" not in BY_DATA_SET
+    register_source(Bars)
+    with pytest.raises(UsageError, match="there is a data set 'bars' already"):
+
+        @register_source
+        class Again(Bars):
+            pass
+
+    assert OWN == {"bars": Bars}
+    with pytest.raises(UsageError, match="unknown data set 'barz'; did you mean 'bars'"):
+        parse_spec("barz:1-1@disjoint")
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"classes": ("background",)}, r"bars: classes = .* is no tuple of 2 to 254 different names"),
+        ({"classes": ("background", "a", "a")}, "different names"),
+        ({"classes": ["background", "a"]}, "is no tuple"),
+        ({"ids": lambda self, split: ("a-1", "a-2", "a-1")}, "id 'a-1' is there twice"),
+        ({"ids": lambda self, split: ("a-1",)}, "id 'a-1' is there twice, in train and val together"),
+        ({"mask": lambda self, id: np.zeros((4, 4))}, r"mask\('train-0'\) is float64 \(4, 4\); .* uint8 \(H, W\)"),
+        ({"mask": lambda self, id: np.zeros((4, 4, 1), np.uint8)}, r"has to be uint8 \(H, W\)"),
+        ({"image": lambda self, id: np.zeros((4, 4, 4), np.uint8)}, r"image\('train-0'\) .* uint8 \(H, W, 3\)"),
+    ],
+)
+def test_promises_that_are_not_kept_are_said_when_it_is_opened(members, message):
+    register_source(type("Broken", (Bars,), members))
+    with pytest.raises(DataError, match=message):
+        open_source("bars", None, Config())
+
+
+def test_a_first_picture_that_cannot_be_read_is_left_to_the_audit():
+    class Unreadable(Bars):
+        def image(self, id):
+            raise DataError(f"{id}: cannot be read.")
+
+    register_source(Unreadable)
+    assert open_source("bars", None, Config()).ids("val")
