@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -30,7 +31,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     body = [[_text(cell) for cell in row] for row in rows]
     table = Table(title=Text(title), title_justify="left", header_style="bold")
     for number, name in enumerate(columns):
-        numeric = bool(body) and all(re.fullmatch(r"-?[\d,.]+( %)?", row[number]) for row in body)
+        numeric = bool(body) and all(re.fullmatch(r"-?[\d,.]+( %)?|–", row[number]) for row in body)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in body:
         table.add_row(*(Text(cell) for cell in row))  # not markup: [brackets] are part of names
@@ -65,13 +66,16 @@ class TrainingDisplay:
     def __init__(self, steps: int, active: bool = True) -> None:
         self._screen = console(stderr=True)
         self._steps, self._active = steps, active
-        self._live = active and self._screen.is_terminal
+        live = active and self._screen.is_terminal
         self._last_line = 0.0
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=self._screen, transient=True, disable=not self._live)
+        self._bar = Progress(*columns, TextColumn("{task.fields[speed]}"), console=self._screen)
+        self._losses = Text(overflow="ellipsis", no_wrap=True)
+        self._live = Live(Group(self._bar, self._losses), console=self._screen, transient=True) if live else None
         self._task: Any = None
-        if self._live:
-            self._bar.start()
+        self._step = 0
+        if self._live is not None:
+            self._live.start()
 
     def say(self, text: str) -> None:
         if self._active and text:
@@ -79,19 +83,21 @@ class TrainingDisplay:
 
     def update(self, entry: dict[str, Any]) -> None:
         """Show an entry of the log."""
-        losses = " ".join(f"{name} {value:.4g}" for name, value in entry["losses"].items())
-        memory = f" {entry['peak_memory_gib']:.1f} GiB" if "peak_memory_gib" in entry else ""
-        text = f"step {entry['step']}/{self._steps - 1} epoch {entry['epoch'] + 1}  {losses}"
+        losses = "  ".join(f"{name} {value:.4g}" for name, value in entry["losses"].items())
+        memory = f", {entry['peak_memory_gib']:.1f} GiB" if "peak_memory_gib" in entry else ""
+        where = f"step {entry['step']}/{self._steps - 1} epoch {entry['epoch'] + 1}"
         speed = f"{entry['images_per_second']:.0f} images/s{memory}"
-        if self._live:
-            if self._task is None:
-                self._task = self._bar.add_task(text)
-            self._bar.update(
-                self._task, description=f"{text}  {speed}", completed=entry["iteration"], total=entry["iterations"]
-            )
+        if self._live is not None:
+            if self._task is None or entry["step"] != self._step:  # the time left is that of the step
+                if self._task is not None:
+                    self._bar.remove_task(self._task)
+                self._task, self._step = self._bar.add_task(where, speed=speed), entry["step"]
+            progress = {"completed": entry["iteration"], "total": entry["iterations"], "speed": speed}
+            self._bar.update(self._task, description=where, **progress)
+            self._losses.plain = losses
         elif time.monotonic() - self._last_line > self.PLAIN_SECONDS or entry["iteration"] == entry["iterations"]:
             self._last_line = time.monotonic()
-            self.say(f"{text}  {entry['iteration']}/{entry['iterations']}  {speed}")
+            self.say(f"{where}  {losses}  {entry['iteration']}/{entry['iterations']}  {speed}")
 
     def scored(self, score: Any) -> None:
         """Say how good the model is after a step."""
@@ -102,8 +108,8 @@ class TrainingDisplay:
         self.say(f"step {step}, epoch {epoch}: mIoU {_means(miou)} on held-out images")
 
     def close(self) -> None:
-        if self._live:
-            self._bar.stop()
+        if self._live is not None:
+            self._live.stop()
 
 
 def _means(miou: dict[str, float | None]) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sdrseg.distributed import Everyone
 from sdrseg.terminal import console, print_json, print_table
 
 
 def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
-    """The means after each step, and where everything is."""
+    """The means after each step, and where everything is; of several processes the first says it."""
+    if Everyone().rank > 0:
+        return
     if json:
         print_json({"run": str(folder), **summary})
         return
@@ -32,9 +35,9 @@ def evaluate_run(folder: Path, data: Path | None, json: bool) -> bool:
     from sdrseg.engine.run import score_again
 
     results = score_again(folder, data)
-    if json:
+    if json and Everyone().rank == 0:
         print_json(results)
-    else:
+    elif Everyone().rank == 0:
         rows = [
             [r["step"], *(_percent(r["miou"][n]) for n in ("old", "new", "all")), "yes" if r["same"] else "NO"]
             for r in results
