@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from sdrseg.config import load_config
 from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS, Method, find_method, list_methods, method_layers, register_method
 from sdrseg.methods.base import From
@@ -295,3 +296,15 @@ def test_a_method_of_ones_own_is_a_class():
         assert set(stage.terms[0]) == {"ce", "kd"}
     finally:
         del METHODS["gentle"]
+
+
+def test_generated_data_has_weights_that_its_learning_rate_bears() -> None:
+    def weights(name: str, data_set: str, preset: str = "default") -> tuple[float, float, float]:
+        config = load_config(data_set, between=method_layers(name, preset, None, data_set))
+        return config.kd.weight, config.enc.weight, config.importance.weight
+
+    assert weights("sdr", "shapes")[0] == 5 and weights("sdr", "voc")[0] == 100
+    assert weights("cil", "shapes")[0] == 1  # a smaller one stays
+    assert weights("lwf-mc", "shapes")[0] == 1 and weights("ilt", "shapes")[:2] == (5, 1)
+    assert weights("ewc", "shapes")[2] == 30 and weights("ft", "shapes")[0] == 0
+    assert weights("sdr", "shapes", "paper") == weights("sdr", "voc", "paper")
