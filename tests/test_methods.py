@@ -306,5 +306,5 @@ def test_generated_data_has_weights_that_its_learning_rate_bears() -> None:
     assert weights("sdr", "shapes")[0] == 5 and weights("sdr", "voc")[0] == 100
     assert weights("cil", "shapes")[0] == 1  # a smaller one stays
     assert weights("lwf-mc", "shapes")[0] == 1 and weights("ilt", "shapes")[:2] == (5, 1)
-    assert weights("ewc", "shapes")[2] == 30 and weights("ft", "shapes")[0] == 0
+    assert weights("ewc", "shapes")[2] == 15 and weights("ft", "shapes")[0] == 0
     assert weights("sdr", "shapes", "paper") == weights("sdr", "voc", "paper")

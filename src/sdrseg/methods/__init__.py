@@ -77,12 +77,12 @@ def list_methods(pattern: str = "*") -> list[type[Method]]:
 
 
 LIMITS: dict[str, dict[str, float]] = {
-    "shapes": {"kd.weight": 5.0, "enc.weight": 1.0, "importance.weight": 30.0},
+    "shapes": {"kd.weight": 5.0, "enc.weight": 1.0, "importance.weight": 15.0},
     "shapes lwf-mc": {"kd.weight": 1.0},  # it adds up over classes
 }
 """The largest weights in the default preset, by data set. Generated data is learned at rates far above those of VOC,
 and what has to stay small is the product: distillation by scripts/tune_shapes.py (ILT and LwF-MC diverge at 5),
-importance because 2·λ·lr < 1.36."""
+importance because 2·λ·I·lr < 1.36 and I may be 2 (RW)."""
 
 
 def method_layers(
