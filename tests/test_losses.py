@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as nn
 
-from sdrseg.losses import official
+from sdrseg.losses import official, prototypes
 from sdrseg.losses.contrast import (
     attraction,
     attraction_image_sums,
@@ -1114,3 +1114,21 @@ def test_descent_on_the_published_ratio_makes_features_dense(variant):
 def test_descent_on_entropy_l0_or_l1_makes_features_sparse(variant):
     before, after = _hoyer_after_descent(variant, steps=40)
     assert after > before + 0.15
+
+
+@pytest.mark.parametrize("classes", [2, 7, 151])
+def test_class_sums_by_products_and_one_by_one_are_the_same(classes):
+    """The one way is used on GPUs, the other on CPUs."""
+    torch.manual_seed(classes)
+    results = []
+    labels = torch.randint(0, classes, (3, 20), dtype=torch.uint8)
+    labels[0, :5] = 255
+    for add_up in (prototypes._added_by_products, prototypes._added_one_by_one):
+        torch.manual_seed(classes)
+        x = torch.randn(3, 20, 6, dtype=torch.float64, requires_grad=True)
+        sums = add_up(x, x.square().sum(2), labels, classes)
+        weights = [torch.randn_like(total) for total in sums]
+        sum((w * total).sum() for w, total in zip(weights, sums, strict=True)).backward()
+        results.append((*sums, x.grad))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
