@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,27 @@ def private_cache(tmp_path_factory, monkeypatch, request):
     name = "voc-cache" if "voc_folder" in request.fixturenames else "cache"
     base = tmp_path_factory.getbasetemp() / name if name == "voc-cache" else tmp_path_factory.mktemp(name)
     monkeypatch.setenv("SDRSEG_CACHE", str(base))
+
+
+@pytest.fixture
+def sdrseg(tmp_path: Path, monkeypatch, capfd):
+    """Run it in this process (which is faster), in a folder of its own: exit code, standard output, standard error."""
+    from sdrseg.cli import main
+
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sdrseg", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run
 
 
 @pytest.fixture(scope="session")

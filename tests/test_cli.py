@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from sdrseg import __version__
-from sdrseg.cli import main
 
 SMALL = ["--set", "shapes.train=30", "--set", "shapes.val=8", "--set", "shapes.size=32"]
 
@@ -30,25 +29,6 @@ def command(*words: object, cwd: Path, **variables: str) -> subprocess.Completed
         encoding="utf-8",
         timeout=60,
     )
-
-
-@pytest.fixture
-def sdrseg(tmp_path: Path, monkeypatch, capfd):
-    """Run it in this process (which is faster), in a folder of its own: exit code, standard output, standard error."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sdrseg", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
 
 
 def make_folder(root: Path, *names: str, value: int = 1) -> Path:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
-from sdrseg.cli import main
 from sdrseg.colours import colour_table
 from sdrseg.data.shapes import Shapes
 from sdrseg.errors import DataError, SdrsegError
@@ -26,25 +25,6 @@ from sdrseg.predict.images import find_inputs, pixels_of, read_pixels
 from sdrseg.predict.tiles import logit_strips, tile_axis
 
 SCENE = Shapes(size=64, train=1, val=2).image("val-00000")
-
-
-@pytest.fixture
-def sdrseg(monkeypatch, capfd, tmp_path):
-    """Run the program in this process, in a folder of its own: exit code, standard output, standard error."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sdrseg", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capfd.readouterr()
-        return code, out, " ".join(err.split())
-
-    return run
 
 
 # --- tiles ------------------------------------------------------------------------------------------------------------
