@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -340,23 +341,46 @@ def test_ctrl_c_saves_and_the_run_goes_on(finished, tmp_path):
     assert content(folder) == content(finished)
 
 
-def torchrun(out: Path, *more: str) -> subprocess.Popen:
+def script(out: Path) -> Path:
+    """A program that trains into `out`, for several processes."""
     code = (
         "import sys, torch; torch.set_num_threads(1)\n"
         "from pathlib import Path\nfrom sdrseg.engine.run import train\n"
         f"out = Path({str(out)!r})\n"
-        f"train({SPEC!r}, 'sdr', out, assignments={[*TINY, *more]!r}, bases=out.with_name(out.name + '-bases'))\n"
+        f"train({SPEC!r}, 'sdr', out, assignments={TINY!r}, bases=out.with_name(out.name + '-bases'))\n"
     )
-    script = out.parent / f"{out.name}.py"
-    script.write_text(code)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    file = out.parent / f"{out.name}.py"
+    file.write_text(code)
+    return file
 
 
-def test_two_processes_killed_and_resumed_end_the_same(tmp_path):
-    whole = torchrun(tmp_path / "whole")
+def start(*command: object, **variables: str) -> subprocess.Popen:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    words = [sys.executable, *map(str, command)]
+    return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def torchrun(out: Path, *options: str) -> subprocess.Popen:
+    options = options or ("--standalone", "--nproc-per-node=2")
+    return start("-m", "torch.distributed.run", *options, script(out))
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory) -> Path:
+    """The same run by two processes under torchrun."""
+    folder = tmp_path_factory.mktemp("two") / "whole"
+    whole = torchrun(folder)
     assert whole.wait(200) == 0, whole.stderr.read().decode()
+    return folder
+
+
+def test_two_processes_killed_and_resumed_end_the_same(by_two, tmp_path):
     killed = torchrun(tmp_path / "killed")
     for _ in range(2000):
         time.sleep(0.05)
@@ -367,7 +391,23 @@ def test_two_processes_killed_and_resumed_end_the_same(tmp_path):
     assert not (tmp_path / "killed/summary.json").exists()
     again = torchrun(tmp_path / "killed")
     assert again.wait(200) == 0, again.stderr.read().decode()
-    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+    assert content(tmp_path / "killed") == content(by_two)
+
+
+def test_two_machines_and_slurm_train_the_same(by_two, tmp_path):
+    """Two agents of torchrun with a process each; and two processes with the variables that srun gives them."""
+    agents, tasks = free_port(), free_port()
+    nodes = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={agents}"]
+    started = [torchrun(tmp_path / "nodes", *nodes, f"--node-rank={rank}") for rank in range(2)]
+    assert [p.wait(200) for p in started] == [0, 0], started[0].stderr.read().decode()
+    job = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "train"}
+    job |= {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost"}
+    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": tasks}
+    program = script(tmp_path / "slurm")
+    started = [start(program, **job, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)) for rank in range(2)]
+    assert [p.wait(200) for p in started] == [0, 0], started[0].stderr.read().decode()
+    assert content(tmp_path / "nodes") == content(by_two)
+    assert content(tmp_path / "slurm") == content(by_two)
 
 
 # --- what is refused, and said ---------------------------------------------------------------------------------------
