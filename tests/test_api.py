@@ -185,7 +185,12 @@ def test_a_file_in_place_of_a_name(tmp_path):
     old = source_digest(find_method("first"))
     file.write_text(OWN.format(name="first", own=True))  # changed in one process: the newer one counts
     assert resolve_method(str(file)) == "first" and find_method("first").own_step0
-    assert source_digest(find_method("first")) not in (old, "") and source_digest(find_method("sdr")) == ""
+    new = source_digest(find_method("first"))
+    assert new not in (old, "") and source_digest(find_method("sdr")) == ""
+    text = file.read_text()
+    file.write_text(text + "# edited while it is used\n")
+    assert source_digest(find_method("first")) == new  # of the code that runs
+    file.write_text(text)
     file.write_text(OWN.format(name="first", own=False) + OWN.format(name="second", own=False))
     with pytest.raises(UsageError, match=r"registers first, second\. Say which one: .*mine\.py:first"):
         resolve_method(str(file))

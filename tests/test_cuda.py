@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from sdrseg.data.augment import AUGMENTATIONS, crop512, normalise, show
 from sdrseg.data.augment import padding as padding_of
 from sdrseg.data.batches import Batch, Cached
 from sdrseg.data.cache import PixelCache
+from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.fit import make_optimiser
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.passes import GraphPass, Pass, make_pass
@@ -208,6 +210,58 @@ def test_what_cannot_be_recorded_is_computed_plainly(monkeypatch, deterministic)
         results.append({**student.state_dict(), **method.state_dict()})
         assert bool(said) == (speed == "graph")
     assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
+
+
+def test_a_recording_does_not_mind_a_thread_that_pins_memory():
+    """As that of a loader does, while the first batches are trained on."""
+    config = load_config("shapes", between=method_layers("ft", "default", None))
+    student = build_network(config.net, 5).cuda().train()
+    method = METHODS["ft"](config)
+    method.begin_step(StepInfo(0, 0, 5, "disjoint"), student, None)
+    fabric = make_fabric(config)
+    said: list[str] = []
+    compute = GraphPass(Pass(fabric, method, fabric.setup(student), None), said.append)
+    pinned: list[torch.Tensor] = []
+    errors: list[Exception] = []
+    enough = threading.Event()
+
+    def pin():
+        try:
+            while not enough.is_set() and len(pinned) < 4000:
+                pinned.append(torch.empty(2**20, dtype=torch.uint8).pin_memory())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=pin)
+    thread.start()
+    try:
+        for _ in range(6):
+            compute.forget_gradients()
+            compute(random_batch(5, 0))
+    finally:
+        enough.set()
+        thread.join()
+    assert pinned and not errors and not said
+    assert compute._graph is not None
+
+
+def test_the_state_of_the_optimiser_goes_on_exactly(tmp_path):
+    config = load_config("shapes")
+    results = []
+    for interrupted in (False, True):
+        torch.manual_seed(0)
+        network = build_network(config.net, 5).cuda().to(memory_format=torch.channels_last)
+        optimiser = make_optimiser(network, config, 0)
+        for number in range(3):
+            if interrupted and number == 2:
+                save_tensors(tmp_path / "state", optimiser_tensors(optimiser))
+                optimiser = make_optimiser(network, config, 0)
+                load_optimiser(optimiser, load_tensors(tmp_path / "state"))
+            for parameter in network.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimiser.step()
+        results.append(network.state_dict())
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
 @pytest.mark.parametrize(("name", "decoder"), [("sdr", "deeplabv3plus"), ("rw", "deeplabv3")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,3 +56,7 @@ def test_the_demo_trains_compares_and_writes_a_report(tmp_path, monkeypatch, cap
     assert len({(tmp_path / m / "steps/0/model.safetensors").read_bytes() for m in ("ft", "mib", "sdr")}) == 1
     demo.run_demo(tmp_path, json=False)  # nothing is trained again, and the report is replaced
     assert told["verdict"] in capsys.readouterr().out.replace("\n", "")
+    (tmp_path / "report.html").unlink()
+    monkeypatch.setattr(demo, "Everyone", lambda: SimpleNamespace(rank=1))
+    demo.run_demo(tmp_path, json=True)  # the second of several processes leaves it to the first
+    assert capsys.readouterr().out == "" and not (tmp_path / "report.html").exists()

@@ -17,13 +17,17 @@ import numpy as np
 import pytest
 import torch
 
+from sdrseg.config import load_config
 from sdrseg.engine.bases import BaseStore, parse_size, write_base
-from sdrseg.engine.checkpoint import load_tensors, save_tensors
+from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.run import score_again, train
-from sdrseg.engine.watch import NotFiniteError
+from sdrseg.engine.watch import Log, NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.network import build_network
+from sdrseg.report import write_report
+from sdrseg.terminal import TrainingDisplay
 
 SPEC = "shapes:8-1@disjoint"
 TINY = [
@@ -129,6 +133,15 @@ def test_scoring_again_gives_exactly_the_same(finished):
     assert [r["same"] for r in results] == [True, True, True]
 
 
+def test_scores_of_before_held_out_images_are_those_of_test_images(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    file = tmp_path / "run/steps/2/metrics.json"
+    older = json.loads(file.read_text())
+    del older["scored_on"]
+    file.write_text(json.dumps(older))
+    assert [r["same"] for r in score_again(tmp_path / "run")] == [True, True, True]
+
+
 def test_the_same_command_again_changes_nothing(finished):
     before = content(finished)
     run(finished, bases=finished.parent / "bases")
@@ -155,6 +168,10 @@ def test_intransigence_is_measured_against_an_offline_run(finished, tmp_path):
     first = json.loads((finished / "steps/1/metrics.json").read_text())["classes"]
     assert result["intransigence"]["by_class"][9] == pytest.approx(best[9]["iou"] - first[9]["iou"])
     run(finished, bases=bases)  # and back to what the other tests expect
+    with pytest.raises(UsageError, match=r"is scored on the test images, but this run .* held-out .* \(20 %\)"):
+        tune = [*TINY, "train.holdout=0.2"]
+        train(SPEC, "ft", tmp_path / "tuned", assignments=tune, offline=tmp_path / "offline", display=Quiet())
+    assert not (tmp_path / "tuned").exists()
 
 
 @pytest.mark.parametrize("setting", ["run.accumulate=2", "optim.clip=0.1", "optim.lr_rule=linear", "data.cache=off"])
@@ -181,6 +198,9 @@ def test_tuning_scores_held_out_images_also_in_between_and_trains_the_same(tmp_p
     assert said == [(step, epoch) for step in range(3) for epoch in (1, 2)]
     assert result["scored_on"] == "held-out training images (30 %)"
     assert score_again(tmp_path / "looked")[-1]["same"]
+    page, notes = write_report([tmp_path / "plain", tmp_path / "looked"], tmp_path / "page.html", images=2)
+    assert notes == ["These are runs for tuning: what is called test images here are held-out training images (30 %)."]
+    assert notes[0] in page.read_text() and "scored differently" not in page.read_text()
 
 
 def test_scoring_during_training_without_held_out_images_is_refused(tmp_path):
@@ -550,3 +570,64 @@ def test_tensors_on_disk_are_checked(tmp_path):
     (tmp_path / "text").write_text("hello")
     with pytest.raises(SdrsegError, match="not a safetensors file"):
         load_tensors(tmp_path / "text")
+
+
+def test_the_state_of_a_fused_optimiser_goes_on_exactly(tmp_path):
+    """Fused code goes through weights and momentum as they lie in memory; files hold them row by row."""
+    torch.manual_seed(0)
+    images = torch.randn(3, 2, 3, 32, 32)
+    start = build_network(load_config("shapes").net, 3).state_dict()
+    weights = []
+    for interrupted in (False, True):
+        network = build_network(load_config("shapes").net, 3)
+        network.load_state_dict(start)
+        network.to(memory_format=torch.channels_last)
+
+        def fused(network=network):
+            return torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True, fused=True)
+
+        optimiser = fused()
+        for number, batch in enumerate(images):
+            if interrupted and number == 2:
+                save_tensors(tmp_path / "state", optimiser_tensors(optimiser))
+                optimiser = fused()
+                load_optimiser(optimiser, load_tensors(tmp_path / "state"))
+            optimiser.zero_grad()
+            network(batch).logits.square().mean().backward()
+            optimiser.step()
+        weights.append(network.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in start)
+
+
+def test_a_step_that_begins_anew_leaves_nothing_of_itself_in_the_log(tmp_path):
+    """Epochs may be shorter than the stretches that are logged."""
+    log = Log(tmp_path, tensorboard=False)
+    log.write("train", step=0, losses={})
+    log.write("score", step=0)
+    size = log.size
+    log.write("validate", step=1, epoch=1)
+    log.write("validate", step=1, epoch=2)
+    log.write("train", step=1, losses={})
+    log.cut_step(1)
+    assert log.size == size
+    log.close()
+    left = [json.loads(line)["event"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert left == ["train", "score"]
+
+
+def test_a_display_takes_the_terminal_only_when_there_is_something_to_show(monkeypatch):
+    """A run that is refused ends before it could give the terminal (and its cursor) back."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    display = TrainingDisplay(2)
+    assert display._live is not None and not display._live.is_started
+    display.say("a warning")
+    display.close()
+    losses = {"losses": {"ce": 1.0}, "step": 0, "epoch": 0, "images_per_second": 1.0}
+    display = TrainingDisplay(2)
+    try:
+        for iteration in (1, 2):
+            display.update({**losses, "iteration": iteration, "iterations": 2})
+            assert display._live.is_started
+    finally:
+        display.close()
+    assert not display._live.is_started

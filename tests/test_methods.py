@@ -308,3 +308,13 @@ def test_generated_data_has_weights_that_its_learning_rate_bears() -> None:
     assert weights("lwf-mc", "shapes")[0] == 1 and weights("ilt", "shapes")[:2] == (5, 1)
     assert weights("ewc", "shapes")[2] == 15 and weights("ft", "shapes")[0] == 0
     assert weights("sdr", "shapes", "paper") == weights("sdr", "voc", "paper")
+
+
+def test_a_method_that_takes_over_prototypes_leaves_the_others_alone() -> None:
+    stage = begin("sdr", "disjoint")
+    other = METHODS["sdr"](stage.method.config)
+    other.load_state_dict(stage.method.state_dict())
+    kept = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    stage.iterate(1)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in other.state_dict().items())
+    assert any(not torch.equal(tensor, kept[name]) for name, tensor in stage.method.state_dict().items())

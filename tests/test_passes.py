@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +12,10 @@ from torch.nn import functional as F
 
 from sdrseg import network_parts
 from sdrseg.engine.launch import make_fabric
-from sdrseg.engine.passes import CompiledPass, Pass, make_pass, replayable
+from sdrseg.engine.passes import CompiledPass, GraphPass, Pass, make_pass, replayable
 from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS, Method, StepInfo
-from sdrseg.network import build_network
+from sdrseg.network import Network, build_network
 
 from methods_bench import CLASSES, N_NEW, N_OLD, make_batch, make_config
 
@@ -66,6 +68,101 @@ def test_what_cannot_be_compiled_is_computed_plainly_and_nothing_is_counted_twic
     assert how == "plain"
     assert torch.equal(plain, other)
     assert all(torch.equal(memory[name], other_memory[name]) for name in memory)
+
+
+class Broken(torch.autograd.Function):
+    """Fails on the way back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("no compiler for the way back")
+
+
+def test_a_failure_on_the_way_back_leaves_no_gradients() -> None:
+    """Those of the classifier are there already when the trunk's way back is compiled."""
+    found = []
+    for speed in ("plain", "compile"):
+        config = make_config("sdr", "default", f"run.speed={speed}")
+        torch.manual_seed(0)
+        student = build_network(config.net, N_OLD)
+        method = METHODS["sdr"](config)
+        method.begin_step(StepInfo(0, 0, N_OLD, "disjoint"), student, None)
+        fabric = make_fabric(config)
+        compute = make_pass(fabric, method, fabric.setup(student.train()), None, config, 0, lambda text: None)
+        if isinstance(compute, CompiledPass):
+            compute._trunk = lambda network, images: tuple(Broken.apply(x) for x in Network.trunk(network, images))
+        compute.forget_gradients()
+        compute(make_batch(0, "disjoint", 4))
+        assert compute.how == "plain"
+        found.append([p.grad for p in student.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+class Recording:
+    """Stands in for torch.cuda: a graph that, replayed, writes into the gradients it was recorded with."""
+
+    def __init__(self, monkeypatch):
+        self.modes: list[str] = []
+        self.inner = self.gradients = None
+        nothing = SimpleNamespace(wait_stream=lambda other: None, device_index=0)
+        draws = SimpleNamespace(clone_state=lambda: None, graphsafe_set_state=lambda state: None)
+        for name, stand_in in {
+            "Stream": lambda device: nothing,
+            "stream": lambda stream: nullcontext(),
+            "current_stream": lambda: nothing,
+            "empty_cache": lambda: None,
+            "default_generators": [draws],
+            "CUDAGraph": lambda: self,
+            "graph": self.record,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    @contextmanager
+    def record(self, graph, stream, capture_error_mode="global"):
+        self.modes.append(capture_error_mode)
+        yield
+        self.gradients = [p.grad for p in self.compute.student.parameters()]
+
+    def replay(self):
+        parameters = list(self.compute.student.parameters())
+        shown = [p.grad for p in parameters]
+        self.compute.inner.forget_gradients()
+        self.compute.inner(self.compute._batch)
+        for parameter, recorded, before in zip(parameters, self.gradients, shown, strict=True):
+            recorded.copy_(parameter.grad)
+            parameter.grad = before
+
+
+def test_gradients_that_a_method_replaces_are_back_before_a_replay(monkeypatch) -> None:
+    recording = Recording(monkeypatch)
+    config = make_config("ft")
+    found = []
+    for graph in (False, True):
+        torch.manual_seed(0)
+        student = build_network(config.net, N_OLD).eval()
+        method = METHODS["ft"](config)
+        method.begin_step(StepInfo(0, 0, N_OLD, "disjoint"), student, None)
+        fabric = make_fabric(config)
+        compute = Pass(fabric, method, fabric.setup(student), None)
+        if graph:
+            compute = recording.compute = GraphPass(compute, print)
+        for images in (4, 4, 4, 4, 4, 4):
+            compute.forget_gradients()
+            compute(make_batch(0, "disjoint", images))
+            with torch.no_grad():
+                for number, parameter in enumerate(student.parameters()):
+                    if number % 2:
+                        parameter.grad = parameter.grad * 2  # another tensor
+                    else:
+                        parameter.grad += parameter
+                    parameter -= 0.01 * parameter.grad
+        found.append([p.detach().clone() for p in student.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert recording.modes == ["thread_local"]  # other threads may go on pinning memory
 
 
 class Quiet(Method):

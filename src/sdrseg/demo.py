@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sdrseg.distributed import Everyone
 from sdrseg.engine.run import train
 from sdrseg.report import write_report
 from sdrseg.terminal import console, print_json, print_table
@@ -36,6 +37,8 @@ def run_demo(out: Path, json: bool) -> None:
         screen.print(f"\n{name} ({method})")
         summary = train(SPEC, method, out / method, bases=out / "bases")
         outcomes[method] = _outcome(summary)
+    if Everyone().rank > 0:  # of several processes the first says it
+        return
     page, notes = write_report([out / method for method in METHODS], out / "report.html", None)
     sentence = verdict(outcomes)
     if json:

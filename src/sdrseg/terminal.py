@@ -74,8 +74,6 @@ class TrainingDisplay:
         self._live = Live(Group(self._bar, self._losses), console=self._screen, transient=True) if live else None
         self._task: Any = None
         self._step = 0
-        if self._live is not None:
-            self._live.start()
 
     def say(self, text: str) -> None:
         if self._active and text:
@@ -88,6 +86,7 @@ class TrainingDisplay:
         where = f"step {entry['step']}/{self._steps - 1} epoch {entry['epoch'] + 1}"
         speed = f"{entry['images_per_second']:.0f} images/s{memory}"
         if self._live is not None:
+            self._live.start()  # not before: what fails until then leaves the terminal as it was
             if self._task is None or entry["step"] != self._step:  # the time left is that of the step
                 if self._task is not None:
                     self._bar.remove_task(self._task)

@@ -55,11 +55,14 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Each tensor gets the memory layout of its parameter: a fused optimiser goes through both as they lie."""
     whole = optimiser.state_dict()
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = tensor
+        like = torch.empty_like(parameters[int(number)], dtype=tensor.dtype)
+        state.setdefault(int(number), {})[name] = like.copy_(tensor) if like.shape == tensor.shape else tensor
     optimiser.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
 
 

@@ -73,9 +73,16 @@ class Job:
 
     @property
     def scored_on(self) -> str:
-        """What the scores are measured on, in words."""
-        held = self.config.train.holdout
-        return "the test images" if held == 0 else f"held-out training images ({100 * held:g} %)"
+        return scored_on(self.config)
+
+
+TEST_IMAGES = "the test images"
+
+
+def scored_on(config: Config) -> str:
+    """What the scores of a run are measured on, in words."""
+    held = config.train.holdout
+    return TEST_IMAGES if held == 0 else f"held-out training images ({100 * held:g} %)"
 
 
 def prepare_job(

@@ -92,6 +92,7 @@ class CompiledPass(Pass):
         except Exception as error:  # no compiler for C or for the GPU, or a term that cannot be compiled
             self._say(f"not compiled ({_first_line(error)})")
             self.how, self._finish = "plain", None
+            self.forget_gradients()  # the way back may have come as far as some of them
             restore()
             return super().__call__(batch)
 
@@ -143,6 +144,7 @@ class GraphPass:
         self.method, self.student = inner.method, inner.student
         self._left = self.BEFORE
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
         self._stream = torch.cuda.Stream(inner.fabric.device)  # type: ignore[no-untyped-call]
 
     @property
@@ -150,8 +152,10 @@ class GraphPass:
         return f"{self.inner.how}, replayed as a CUDA graph" if self._left >= 0 else self.inner.how
 
     def forget_gradients(self) -> None:
-        if self._graph is None:  # a replay overwrites them where they are
+        if self._graph is None:
             self.inner.forget_gradients()
+        for parameter, gradient in self._gradients:  # a replay overwrites them where they were, whoever replaced them
+            parameter.grad = gradient
 
     def __call__(self, batch: Batch) -> Passed:
         if self._graph is None and self._left == 0:
@@ -169,7 +173,10 @@ class GraphPass:
         return self._passed
 
     def _record(self, batch: Batch) -> None:
-        """Record a pass; nothing is computed meanwhile. Where that fails, all that follow run as they are."""
+        """Record a pass; nothing is computed meanwhile. Where that fails, all that follow run as they are.
+
+        Only what this thread does is part of it: another one may be pinning the memory of the next batches.
+        """
         self._batch = batch.map(lambda tensor: tensor.clone(memory_format=torch.preserve_format))
         restore = _snapshot(self.method, self.student.module)
         draws = torch.cuda.default_generators[self._stream.device_index]
@@ -177,9 +184,10 @@ class GraphPass:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()
         try:
-            with torch.cuda.graph(graph, stream=self._stream):
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 self._passed = self.inner(self._batch)
             self._graph = graph
+            self._gradients = [(parameter, parameter.grad) for parameter in self.student.parameters()]
         except Exception as error:  # whatever a method does that cannot be recorded
             self._say(f"no CUDA graph ({_first_line(error)}): kernels are launched one by one")
             torch.cuda.synchronize()

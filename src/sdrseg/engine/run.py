@@ -26,7 +26,7 @@ from sdrseg.engine.checkpoint import (
 from sdrseg.engine.evaluate import confusion
 from sdrseg.engine.fit import fit, make_optimiser
 from sdrseg.engine.folder import RunFolder
-from sdrseg.engine.job import Job, open_run_folder, prepare_job
+from sdrseg.engine.job import TEST_IMAGES, Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
 from sdrseg.errors import UsageError
@@ -59,12 +59,12 @@ def train(
     out = Path(out)
     data, config_file, bases, offline = (None if p is None else Path(p) for p in (data, config_file, bases, offline))
     method_name = resolve_method(method_name)
-    bound = None if offline is None else offline_iou(offline)
     spec = parse_spec(spec_text)
     layers = method_layers(method_name, preset, spec.task, spec.source)
     config = load_config(spec.source, config_file, assignments, layers)
     if config.eval.every and config.train.holdout == 0:
         raise UsageError("eval.every scores during training, which needs held-out images: set train.holdout=0.2 too.")
+    bound = None if offline is None else offline_iou(offline, scored_on(config))
     job = prepare_job(spec, method_name, config, data, out, bases, display)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
     network = build_network(config.net, len(job.scenario.steps[0].channels))
@@ -100,7 +100,8 @@ def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
     for step in job.scenario.steps:
         if folder.has_metrics(step.number):
             score = {**_score_saved(job, step).to_dict(), "scored_on": job.scored_on}
-            results.append({**score, "same": score == folder.read_json(f"steps/{step.number}/metrics.json")})
+            then = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}
+            results.append({**score, "same": score == then})
     job.display.close()
     return results
 
@@ -240,10 +241,16 @@ def _score(job: Job, step: Step, network: Network) -> StepScore:
     return StepScore(step.number, names, len(job.scenario.steps[0].channels), matrix)
 
 
-def offline_iou(run: Path) -> dict[str, float | None]:
-    """The IoU of each class, by name, after the last step of a run."""
+def offline_iou(run: Path, wanted: str) -> dict[str, float | None]:
+    """The IoU of each class, by name, after the last step of a run that has to be scored on the same images."""
     folder = RunFolder(run)
-    last = folder.read_json("summary.json")["steps"] - 1
+    done = folder.read_json("summary.json")
+    if (found := done.get("scored_on", TEST_IMAGES)) != wanted:
+        raise UsageError(
+            f"--offline {run} is scored on {found}, but this run is scored on {wanted}. "
+            f"Train both with the same train.holdout."
+        )
+    last = done["steps"] - 1
     return {c["name"]: c["iou"] for c in folder.read_json(f"steps/{last}/metrics.json")["classes"]}
 
 

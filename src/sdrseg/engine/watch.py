@@ -56,9 +56,9 @@ class Log:
 
     def cut_step(self, step: int) -> None:
         """Forget a step that begins anew (and a last line that a kill left unfinished)."""
-        place = 0
+        place, of_a_step = 0, (b'{"event": "train"', b'{"event": "validate"')
         for line in self.file.read_bytes().splitlines(keepends=True):
-            if not line.endswith(b"\n") or (line.startswith(b'{"event": "train"') and json.loads(line)["step"] >= step):
+            if not line.endswith(b"\n") or (line.startswith(of_a_step) and json.loads(line)["step"] >= step):
                 self.cut(place)
                 return
             place += len(line)

@@ -14,7 +14,7 @@ from sdrseg.methods.importance import EWC, PI, RW
 from sdrseg.methods.lwf import LwF
 from sdrseg.methods.lwf_mc import LwFMC
 from sdrseg.methods.mib import MiB
-from sdrseg.methods.own import load_method_file
+from sdrseg.methods.own import load_method_file, source_digest
 from sdrseg.methods.presets import PRESETS
 from sdrseg.methods.sdr import SDR, SDRMiB
 from sdrseg.methods.studies import STUDIES
@@ -50,6 +50,7 @@ def register_method(method: M) -> M:
     if method.name.endswith(".py") or ":" in method.name:
         raise UsageError(f"{method.name!r}: the name of a method has no colon and does not end in .py.")
     METHODS[method.name] = method
+    source_digest(method)
     return method
 
 

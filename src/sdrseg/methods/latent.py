@@ -201,8 +201,9 @@ class LatentSpace:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Copies: they are written in place, and the state may be another method's."""
         self.prototypes = {
-            average: Prototypes(state[f"prototypes.{average}.mean"], state[f"prototypes.{average}.seen"])
+            average: Prototypes(*(state[f"prototypes.{average}.{part}"].clone() for part in ("mean", "seen")))
             for average in AVERAGES
             if f"prototypes.{average}.mean" in state
         }

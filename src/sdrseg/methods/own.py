@@ -13,6 +13,7 @@ from sdrseg.errors import UsageError
 from sdrseg.methods.base import Method
 
 _LOADED: dict[Path, tuple[str, list[str]]] = {}  # files of this process: their digest and the methods they registered
+_DIGESTS: dict[type[Method], str] = {}
 
 
 def load_method_file(text: str, known: dict[str, type[Method]]) -> str:
@@ -65,9 +66,18 @@ def _run(file: Path, known: dict[str, type[Method]]) -> list[str]:
 
 
 def source_digest(method: type[Method]) -> str:
-    """SHA-256 of the code of a user's own method, "" for ours: a base it has trained is not one of a later version."""
+    """SHA-256 of the code of a user's own method, "" for ours: a base it has trained is not one of a later version.
+
+    That of the moment when it was registered, which is the code that runs: the file may be edited meanwhile.
+    """
     if method.__module__.startswith("sdrseg."):
         return ""
+    if method not in _DIGESTS:
+        _DIGESTS[method] = _digest(method)
+    return _DIGESTS[method]
+
+
+def _digest(method: type[Method]) -> str:
     file = getattr(sys.modules.get(method.__module__), "__file__", None)
     try:
         code = Path(file).read_bytes() if file else inspect.getsource(method).encode()

@@ -75,12 +75,15 @@ def check_may_write(file: Path, overwrite: bool = False) -> None:
 
 def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathered:
     """What has to be computed: prototypes' distances, and with the data set predictions and features."""
+    from sdrseg.engine.job import TEST_IMAGES, scored_on
     from sdrseg.report.latent import measure, prototype_distances
     from sdrseg.report.page import Gathered
     from sdrseg.report.pictures import choose, load_images, look, open_data, start_row
     from sdrseg.terminal import progress
 
     found = Gathered(latents=[None] * len(runs), prototypes=[None] * len(runs))
+    if (scored := scored_on(runs[0].config)) != TEST_IMAGES:
+        found.notes.append(f"These are runs for tuning: what is called test images here are {scored}.")
     for number, run in enumerate(runs):
         try:
             found.prototypes[number] = prototype_distances(run)

@@ -170,7 +170,8 @@ def _other_scenario(first: RunRecord, other: RunRecord) -> str | None:
 def scored_differently(runs: Sequence[RunRecord]) -> list[str]:
     """Settings of the scoring that are not the same in all runs."""
     values = [run.config.to_dict()["eval"] for run in runs]
-    return [f"eval.{key}" for key in values[0] if key != "batch_size" and len({str(v[key]) for v in values}) > 1]
+    free = ("batch_size", "every")
+    return [f"eval.{key}" for key in values[0] if key not in free and len({str(v[key]) for v in values}) > 1]
 
 
 def command_line(run: RunRecord) -> str:
