@@ -9,7 +9,7 @@ import torch
 
 from sdrseg.config import load_config
 from sdrseg.errors import UsageError
-from sdrseg.methods import METHODS, Method, find_method, list_methods, method_layers, register_method
+from sdrseg.methods import METHODS, Method, find_method, limits_in, list_methods, method_layers, register_method
 from sdrseg.methods.base import From
 
 from methods_bench import CLASSES, N_OLD, begin, make_config
@@ -308,6 +308,8 @@ def test_generated_data_has_weights_that_its_learning_rate_bears() -> None:
     assert weights("lwf-mc", "shapes")[0] == 1 and weights("ilt", "shapes")[:2] == (5, 1)
     assert weights("ewc", "shapes")[2] == 15 and weights("ft", "shapes")[0] == 0
     assert weights("sdr", "shapes", "paper") == weights("sdr", "voc", "paper")
+    assert limits_in(method_layers("ilt", "default", None, "shapes")) == [("kd", "weight", 5.0), ("enc", "weight", 1.0)]
+    assert limits_in(method_layers("ft", "default", None, "shapes")) == []
 
 
 def test_a_method_that_takes_over_prototypes_leaves_the_others_alone() -> None:

@@ -31,7 +31,7 @@ from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
 from sdrseg.errors import UsageError
 from sdrseg.files import write_json
-from sdrseg.methods import Method, StepInfo, method_layers, resolve_method
+from sdrseg.methods import Method, StepInfo, limits_in, method_layers, resolve_method
 from sdrseg.metrics import StepScore, summary
 from sdrseg.network import Network, build_network, statistics_warning
 from sdrseg.scenario import Step, parse_spec
@@ -72,6 +72,9 @@ def train(
         load_weights(network, config.net.weights, config.net)  # what is wrong is said before the folder is made
     if job.everyone.rank == 0:
         open_run_folder(job, {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__})
+    for section, key, most in limits_in(layers):
+        if getattr(getattr(config, section), key) == most:
+            job.display.say(f"{section}.{key} = {most:g}, not more, for generated data (see docs/methods.md)")
     job.fabric.barrier()
     try:
         with job.interruption:

@@ -26,6 +26,7 @@ __all__ = [
     "Method",
     "StepInfo",
     "find_method",
+    "limits_in",
     "list_methods",
     "method_layers",
     "register_method",
@@ -77,6 +78,7 @@ def list_methods(pattern: str = "*") -> list[type[Method]]:
     return [method for name, method in METHODS.items() if fnmatch(name, pattern)]
 
 
+LIMITED = "limits of the data set"
 LIMITS: dict[str, dict[str, float]] = {
     "shapes": {"kd.weight": 5.0, "enc.weight": 1.0, "importance.weight": 15.0},
     "shapes lwf-mc": {"kd.weight": 1.0},  # it adds up over classes
@@ -97,7 +99,13 @@ def method_layers(
     layers = [(f"preset {preset}", _nested(PRESETS[preset])), (f"method {name}", _nested(values))]
     limits = LIMITS.get(data_set, {}) | LIMITS.get(f"{data_set} {name}", {}) if preset == "default" else {}
     limited = {key: From(most, "") for key, most in limits.items() if key in values and values[key].value > most}
-    return [*layers, (f"{data_set}", _nested(limited))] if limited else layers
+    return [*layers, (LIMITED, _nested(limited))] if limited else layers
+
+
+def limits_in(layers: list[tuple[str, dict[str, dict[str, Any]]]]) -> list[tuple[str, str, float]]:
+    """(section, key, value) of what `method_layers` limited."""
+    found = (values for origin, values in layers if origin == LIMITED)
+    return [(section, key, most) for values in found for section, keys in values.items() for key, most in keys.items()]
 
 
 def _nested(values: dict[str, From]) -> dict[str, dict[str, Any]]:
