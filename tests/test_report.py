@@ -400,6 +400,17 @@ def test_the_command_line_gives_the_same_configuration(report_runs, page):
         assert command_line(run) in [text_of(e) for e in page.all("code")]
 
 
+def test_tuning_is_not_compared_with_testing(report_runs, tmp_path):
+    shutil.copytree(report_runs["sdr"], tmp_path / "tuned")
+    file = tmp_path / "tuned/scenario.json"
+    saved = json.loads(file.read_text())
+    for step in saved["steps"]:
+        step["test_split"] = "train"
+    file.write_text(json.dumps(saved))
+    with pytest.raises(SdrsegError, match=r"tuned cannot be compared .* held-out training images \(--tune"):
+        collect([report_runs["ft"], tmp_path / "tuned"])
+
+
 def test_hashes_and_settings_are_there(report_runs, page):
     meta = json.loads((report_runs["sdr"] / "steps/2/meta.json").read_text())
     shown = {text_of(e) for e in page.all("code")}
