@@ -19,6 +19,7 @@ from sdrseg.engine.run import score_again
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.methods import METHODS, find_method, register_method, resolve_method
 from sdrseg.methods.own import source_digest
+from sdrseg.report.collect import collect, command_line
 
 TINY = ["shapes.size=32", "shapes.train=40", "shapes.val=8", "data.crop=32", "train.batch_size=4", "train.epochs=1"]
 TINY += ["net.decoder=deeplabv3"]
@@ -115,6 +116,41 @@ def test_predicting_leaves_gradients_alone_and_images_too(trained):
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        ("def weights(self):\n        return {'own': 2.0}", r"weights\(\) leaves out kd, .*super\(\).weights\(\)"),
+        ("def begin_step(self, step, student, teacher):\n        pass", r"begin_step has to call super\(\).begin_step"),
+        ("def __init__(self, config, everyone):\n        self.config = config", r"__init__ has to call super\(\)"),
+    ],
+)
+def test_a_forgotten_super_is_named(tmp_path, hook, message):
+    file = tmp_path / "mine.py"
+    head = "import sdrseg\n\n@sdrseg.register_method\nclass Mine(sdrseg.Method):\n    name = summary = 'mine'\n"
+    file.write_text(f"{head}\n    {hook}\n")
+    with pytest.raises(UsageError, match=message):
+        sdrseg.train("shapes:9-1@disjoint", str(file), tmp_path / "run", assignments=TINY, bases=tmp_path / "b")
+
+
+def test_a_changed_file_is_another_method(tmp_path):
+    file, out = tmp_path / "mine.py", tmp_path / "run"
+    code = "import sdrseg\n\n@sdrseg.register_method\nclass Mine(sdrseg.Method):\n    name = summary = 'mine'\n"
+    file.write_text(code)
+    for _ in range(2):
+        sdrseg.train("shapes:9-1@disjoint", str(file), out, assignments=TINY, bases=tmp_path / "b")
+    file.write_text(code + "    wants_more = True\n")
+    with pytest.raises(SdrsegError, match=r"run is a run of another configuration .*: method_code: '"):
+        sdrseg.train("shapes:9-1@disjoint", str(file), out, assignments=TINY, bases=tmp_path / "b")
+    del METHODS["mine"]
+    assert " --method FILE.py:mine " in command_line(collect([out])[0])
+
+
+def test_a_syntax_error_is_named_with_its_line(tmp_path):
+    (tmp_path / "mine.py").write_text("import sdrseg\n\ndef f()\n    pass\n")
+    with pytest.raises(UsageError, match=r"mine\.py, line 3: SyntaxError: expected ':'$"):
+        sdrseg.train("shapes:9-1@disjoint", str(tmp_path / "mine.py"), tmp_path / "run")
 
 
 def test_a_method_of_ones_own_trains(tmp_path):

@@ -441,6 +441,51 @@ def test_another_configuration_is_never_silently_continued(finished):
     run(finished, "sdr", "data.workers=0", bases=finished.parent / "bases")  # this may differ
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda saved: saved["mask_digests"].update({saved["steps"][0]["train_ids"][3]: "00"}), "is another"),
+        (lambda saved: saved["steps"][1]["train_ids"].pop(2), r"step 1 was trained on other .* is new\."),
+        (lambda saved: saved["steps"][2]["test_ids"].pop(0), r"step 2 was scored on other images or masks"),
+        (lambda saved: saved["classes"].append("cat"), "data with the classes background, .*, cat, not background"),
+    ],
+)
+def test_other_data_are_never_silently_continued(finished, tmp_path, change, message):
+    shutil.copytree(finished, tmp_path / "run")
+    file = tmp_path / "run/scenario.json"
+    saved = json.loads(file.read_text())
+    change(saved)
+    file.write_text(json.dumps(saved))
+    for _ in range(2):  # the folder is given free each time
+        with pytest.raises(SdrsegError, match=message):
+            run(tmp_path / "run")
+    assert json.loads(file.read_text()) == saved
+
+
+def test_data_of_steps_that_are_not_begun_may_change(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/steps/2")
+    file = tmp_path / "run/scenario.json"
+    saved = json.loads(file.read_text())
+    saved["steps"][2]["train_ids"].pop(0)  # so one image is new
+    file.write_text(json.dumps(saved))
+    run(tmp_path / "run")
+    assert content(tmp_path / "run") == content(finished)
+
+
+def test_a_run_without_a_finished_step_is_not_scored_again(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/steps")
+    with pytest.raises(SdrsegError, match="run: no step of this run is finished yet"):
+        score_again(tmp_path / "run")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that nobody can write to")
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    with pytest.raises(SdrsegError, match=r"/proc/none/run: cannot be written .*--out"):
+        run(Path("/proc/none/run"), bases=tmp_path / "bases")
+
+
 def test_two_runs_cannot_write_one_folder(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     config = json.loads((finished / "config.json").read_text())
@@ -482,6 +527,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_its_images(tmp_path):
     text = str(error.value)
     assert "step 0, iteration" in text and "the term ce" in text and "train-0" in text
     assert not (tmp_path / "run/steps/0/meta.json").exists()
+
+
+def test_several_terms_that_are_not_finite_are_named_together(tmp_path):
+    with pytest.raises(NotFiniteError, match=r"step 1, iteration \d+: the terms ce, kd.* are not finite\."):
+        run(tmp_path / "run", "sdr", "optim.lr_later=1e30", "run.log_every=5")
 
 
 def test_a_full_disk_stops_the_run_with_the_last_state_intact(finished, tmp_path):

@@ -298,6 +298,37 @@ def test_a_method_of_ones_own_is_a_class():
         del METHODS["gentle"]
 
 
+@pytest.mark.parametrize(
+    ("switches", "message"),
+    [({"ce.init": "mib"}, "write 'ce.init': From\\('mib', "), ({"kd": From(1.0, "mine")}, "'kd' is no switch")],
+)
+def test_switches_of_another_form_are_named(switches, message):
+    with pytest.raises(UsageError, match=f"Odd: {message}"):
+        register_method(type("Odd", (Method,), {"name": "odd", "summary": "odd", "switches": switches}))
+    assert "odd" not in METHODS
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (lambda f: f.mean(), "more_terms returns Tensor, not a dict"),
+        (lambda f: {"own": f}, r"the term 'own' is no tensor of one number, but shape \(\d+, "),
+        (lambda f: {"own": 3.0}, "the term 'own' is no tensor of one number, but float"),
+        (lambda f: {"ce": f.mean()}, "returns 'ce', a term that is there"),
+    ],
+)
+def test_terms_of_another_form_are_named(more, message):
+    def more_terms(self, batch, student, teacher):
+        return more(student.features)
+
+    METHODS["odd"] = type("Odd", (Method,), {"name": "odd", "summary": "odd", "more_terms": more_terms})
+    try:
+        with pytest.raises(UsageError, match=f"method odd: .*{message}"):
+            begin("odd", "disjoint").iterate(1)
+    finally:
+        del METHODS["odd"]
+
+
 def test_generated_data_has_weights_that_its_learning_rate_bears() -> None:
     def weights(name: str, data_set: str, preset: str = "default") -> tuple[float, float, float]:
         config = load_config(data_set, between=method_layers(name, preset, None, data_set))

@@ -282,8 +282,10 @@ def test_without_the_data_the_rest_is_reported(report_runs, tmp_path):
     assert not page.all("img") and not page.all("input")
     assert number(page, page.one("td", data_key="all", within=page.one("table", id="summary-table"))) is not None
     assert "As logged" in text_of(page.one("section", id="latent"))
-    _, notes = write_report([moved], tmp_path / "out.html", data=tmp_path / "nowhere")
-    assert "nowhere: no such folder" in notes[0]
+    before = (tmp_path / "out.html").read_text()
+    with pytest.raises(SdrsegError, match="nowhere: no such folder"):  # mistyped: a page that is there stays
+        write_report([moved], tmp_path / "out.html", data=tmp_path / "nowhere")
+    assert (tmp_path / "out.html").read_text() == before
 
 
 def test_other_data_than_the_runs_were_scored_on_are_not_shown(report_runs, tmp_path):
@@ -398,6 +400,17 @@ def test_the_command_line_gives_the_same_configuration(report_runs, page):
         given = [words[n + 1] for n, word in enumerate(words) if word == "--set"]
         assert load_config("shapes", None, given, method_layers(name, "default", "8-1", "shapes")) == run.config
         assert command_line(run) in [text_of(e) for e in page.all("code")]
+
+
+def test_tuning_is_not_compared_with_testing(report_runs, tmp_path):
+    shutil.copytree(report_runs["sdr"], tmp_path / "tuned")
+    file = tmp_path / "tuned/scenario.json"
+    saved = json.loads(file.read_text())
+    for step in saved["steps"]:
+        step["test_split"] = "train"
+    file.write_text(json.dumps(saved))
+    with pytest.raises(SdrsegError, match=r"tuned cannot be compared .* held-out training images \(--tune"):
+        collect([report_runs["ft"], tmp_path / "tuned"])
 
 
 def test_hashes_and_settings_are_there(report_runs, page):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -319,6 +320,11 @@ def test_a_step_that_fills_no_batch_is_said_before_training(voc):
     voc("15-1@disjoint").require_images([8437, 378, 299, 420, 500, 548])
     with pytest.raises(SdrsegError, match=r"step 2 \(sheep\) has 299 training images, fewer than the batch of 300"):
         voc("15-1@disjoint").require_images([16, 300, 300, 300, 300, 300])
+    empty = replace(voc("15-1@disjoint").steps[1], train_ids=())
+    with pytest.raises(
+        SdrsegError, match=r"step 1 \(potted ?plant\) has no training image\. `sdrseg data voc:15-1@dis"
+    ):
+        replace(voc("15-1@disjoint"), steps=(empty,)).require_images([8])
 
 
 def test_an_empty_step_is_a_warning():

@@ -246,7 +246,7 @@ def main() -> None:
     try:
         app()
     except SdrsegError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{error.prefix}{error}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 

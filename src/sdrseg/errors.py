@@ -7,6 +7,7 @@ class SdrsegError(Exception):
     """Something that is wrong outside the program: a file, a value, a disk. The command ends with exit code 1."""
 
     exit_code = 1
+    prefix = "error: "
 
 
 class DataError(SdrsegError):

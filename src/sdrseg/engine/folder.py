@@ -50,7 +50,10 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise SdrsegError(f"{self.path} is a file. Choose another folder with --out.")
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
         others = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
         if others and not (self.path / "config.json").exists():
             raise SdrsegError(
@@ -81,10 +84,16 @@ class RunFolder:
             self._lock = None
             _HELD.discard(self.path.resolve())
 
+    def _unwritable(self, error: OSError) -> SdrsegError:
+        return SdrsegError(f"{self.path}: cannot be written ({error.strerror}). Choose another folder with --out.")
+
     def _take_lock(self) -> None:
         """A record lock: unlike flock it is not inherited by worker processes, which outlive a killed run a little."""
         here = self.path.resolve()
-        lock = (self.path / ".lock").open("ab")
+        try:
+            lock = (self.path / ".lock").open("ab")
+        except OSError as error:
+            raise self._unwritable(error) from error
         try:
             if here in _HELD:
                 raise BlockingIOError
@@ -182,6 +191,10 @@ class RunFolder:
             return None
         remedy = f"Remove {self.path / 'state'} to train step {step} from its beginning."
         return facts, load_tensors(self.path / "state" / facts["file"], facts["sha256"], remedy)
+
+    def state_of(self, step: int) -> bool:
+        """Whether a state within this step is saved."""
+        return (self.path / "state" / "current.json").exists() and self.read_json("state/current.json")["step"] == step
 
     def drop_state(self) -> None:
         shutil.rmtree(self.path / "state", ignore_errors=True)

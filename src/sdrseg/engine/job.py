@@ -21,6 +21,7 @@ from sdrseg.engine.bases import BaseStore
 from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.launch import Interruption, make_fabric
 from sdrseg.engine.watch import Log
+from sdrseg.errors import SdrsegError
 from sdrseg.files import write_json
 from sdrseg.methods import Method, find_method
 from sdrseg.scenario import Scenario, Spec, Step, build_scenario
@@ -116,14 +117,47 @@ def prepare_job(
 
 def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
     """Take the run folder and write down what the run is."""
-    job.folder.open(identity, job.config)
+    if job.folder.open(identity, job.config) and (job.folder.path / "scenario.json").exists():
+        try:
+            _require_same_data(job, job.folder.read_json("scenario.json"))
+        except SdrsegError:
+            job.folder.close()
+            raise
     job.folder.note_environment(_device_name(job.fabric.device), job.everyone.world)
-    digests = {i: d.tobytes().hex() for x in job.indexes.values() for i, d in zip(x.ids, x.digests, strict=True)}
-    write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": digests})
+    write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": _digests(job)})
     job.log = Log(job.folder.path)
     job.log.write("start", **identity, processes=job.everyone.world)
     for warning in job.scenario.warnings:
         job.display.say(f"warning: {warning}")
+
+
+def _digests(job: Job) -> dict[str, str]:
+    return {i: d.tobytes().hex() for x in job.indexes.values() for i, d in zip(x.ids, x.digests, strict=True)}
+
+
+def _require_same_data(job: Job, saved: dict[str, Any]) -> None:
+    """Refuse to go on with other images, masks or classes than those that finished and begun steps have seen."""
+    if list(job.scenario.classes) != saved["classes"]:
+        raise SdrsegError(
+            f"{job.folder.path} is a run of data with the classes {', '.join(saved['classes'])}, not "
+            f"{', '.join(job.scenario.classes)}. Give the data it was begun with, or choose another folder with --out."
+        )
+    digests, digests_then = _digests(job), saved["mask_digests"]
+    for step, then in zip(job.scenario.steps, saved["steps"], strict=True):
+        if not (job.folder.has_model(step.number) or job.folder.state_of(step.number)):
+            continue
+        for ids, ids_then, use in (
+            (step.train_ids, then["train_ids"], "trained on"),
+            (step.test_ids, then["test_ids"], "scored on"),
+        ):
+            here, there = {i: digests[i] for i in ids}, {i: digests_then[i] for i in ids_then}
+            if changed := sorted(i for i in here.keys() | there.keys() if here.get(i) != there.get(i)):
+                what = "is new" if changed[0] not in there else "is gone" if changed[0] not in here else "is another"
+                more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+                raise SdrsegError(
+                    f"{job.folder.path}: step {step.number} was {use} other images or masks: {changed[0]} {what}{more}."
+                    f" Give the data it was begun with, or choose another folder with --out."
+                )
 
 
 def _device_name(device: torch.device) -> str:

@@ -63,6 +63,8 @@ def _half(accelerator: str) -> MixedPrecision:
 class InterruptedRunError(SdrsegError):
     """The user stopped the run; everything is saved."""
 
+    prefix = ""
+
 
 class Interruption:
     """Ctrl-C and SIGTERM: finish the iteration, save, and say how to go on. A second Ctrl-C stops at once."""

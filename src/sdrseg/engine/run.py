@@ -29,9 +29,10 @@ from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.job import TEST_IMAGES, Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
-from sdrseg.errors import UsageError
+from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.methods import Method, StepInfo, limits_in, method_layers, resolve_method
+from sdrseg.methods.own import file_digest, require_super, require_weights
 from sdrseg.metrics import StepScore, summary
 from sdrseg.network import Network, build_network, statistics_warning
 from sdrseg.scenario import Step, parse_spec
@@ -71,7 +72,10 @@ def train(
     if not job.folder.has_model(0) and not job.bases.has(_base(job)[2]):
         load_weights(network, config.net.weights, config.net)  # what is wrong is said before the folder is made
     if job.everyone.rank == 0:
-        open_run_folder(job, {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__})
+        identity = {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__}
+        if code := file_digest(job.method):
+            identity["method_code"] = code
+        open_run_folder(job, identity)
     for section, key, most in limits_in(layers):
         if getattr(getattr(config, section), key) == most:
             job.display.say(f"{section}.{key} = {most:g}, not more, for generated data (see docs/methods.md)")
@@ -97,6 +101,8 @@ def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
     """Score all finished steps of a run from their saved models; each with whether it is what was measured then."""
     folder = RunFolder(out)
     saved = folder.read_json("config.json")
+    if not folder.has_metrics(0):
+        raise SdrsegError(f"{out}: no step of this run is finished yet. Wait, or go on training it.")
     config = config_from(saved["config"], str(out / "config.json"))
     job = prepare_job(parse_spec(saved["spec"]), "ft", config, data, out, None, None)  # scoring needs no method
     results = []
@@ -194,6 +200,8 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     student = build_network(config.net, old if step.number > 0 else new)
     teacher = None
     method = method_type(config, job.everyone)
+    require_super(method, "__init__", "latent")
+    require_weights(method)
     if step.number == 0:
         job.display.say(load_weights(student, config.net.weights, config.net))
     else:
@@ -206,6 +214,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
         if network is not None:
             network.to(job.fabric.device).to(memory_format=torch.channels_last)
     method.begin_step(info, student, teacher)
+    require_super(method, "begin_step", "step")
     student.to(job.fabric.device).to(memory_format=torch.channels_last)
     if job.everyone.world > 1 and job.fabric.device.type == "cuda":
         convert_sync_batchnorm(student)  # type: ignore[no-untyped-call]

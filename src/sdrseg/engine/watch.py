@@ -151,8 +151,9 @@ class Watch:
         first = min(firsts)
         if first < NEVER:
             bad = [name for name, at in zip(names, firsts, strict=True) if at == first and name != "loss"]
+            what = f"the terms {', '.join(bad)} are" if len(bad) > 1 else f"the term {(bad or ['loss'])[0]} is"
             raise NotFiniteError(
-                f"step {self.step}, iteration {first}: the term {', '.join(bad) or 'loss'} is not finite. "
+                f"step {self.step}, iteration {first}: {what} not finite. "
                 f"Images: {', '.join(self._ids.get(first, ()))}. The last saved state is intact; try a smaller "
                 f"learning rate (optim.lr, optim.lr_later) or weight, then start in a new folder."
             )

@@ -47,9 +47,19 @@ def register_method(method: M) -> M:
         if not isinstance(getattr(method, needed, None), str) or not getattr(method, needed):
             raise UsageError(f'{method.__qualname__}: give the class a line `{needed} = "…"`.')
     if METHODS.get(method.name, method) is not method:
-        raise UsageError(f"There is a method {method.name!r} already ({METHODS[method.name].__qualname__}).")
+        raise UsageError(
+            f"There is a method {method.name!r} already ({METHODS[method.name].__qualname__}). Choose another name."
+        )
     if method.name.endswith(".py") or ":" in method.name:
         raise UsageError(f"{method.name!r}: the name of a method has no colon and does not end in .py.")
+    for values in (method.switches, *method.by_preset.values(), *method.by_task.values()):
+        for key, value in values.items():
+            if key.count(".") != 1:
+                raise UsageError(
+                    f'{method.__qualname__}: {key!r} is no switch. Write "section.key", as in "kd.weight".'
+                )
+            if not isinstance(value, From):
+                raise UsageError(f'{method.__qualname__}: write {key!r}: From({value!r}, "where it comes from").')
     METHODS[method.name] = method
     source_digest(method)
     return method

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sdrseg.config import Config
 from sdrseg.distributed import Everyone
+from sdrseg.errors import UsageError
 from sdrseg.losses import official
 from sdrseg.losses.cross_entropy import binary_cross_entropy_sums, unbiased_cross_entropy_sums
 from sdrseg.losses.distillation import (
@@ -128,12 +129,25 @@ class Method:
                 sums = encoder_distillation_sums(student.features, teacher.features, keep)
                 terms["enc"] = self._mean("enc", sums)
         terms |= self.latent.terms(batch, student.features, None if teacher is None else teacher.logits)
-        terms |= self.more_terms(batch, student, teacher)
+        more = self.more_terms(batch, student, teacher)
+        self._require_terms(more, terms)
+        terms |= more
         return {name: term if name in self._counts else term / self._parts for name, term in terms.items()}
 
     def more_terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Terms of a method's own, beside those that are switched on; docs/add-a-method.md has an example."""
         return {}
+
+    def _require_terms(self, more: Any, known: Mapping[str, Tensor]) -> None:
+        """Stop if `more_terms` returned anything but new names with one number each."""
+        if not isinstance(more, dict):
+            raise UsageError(f"method {self.name}: more_terms returns {type(more).__name__}, not a dict of losses.")
+        for name, term in more.items():
+            if name in known:
+                raise UsageError(f"method {self.name}: more_terms returns {name!r}, a term that is there. Rename it.")
+            if not isinstance(term, Tensor) or term.dim() > 0:
+                is_now = f"shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
+                raise UsageError(f"method {self.name}: the term {name!r} is no tensor of one number, but {is_now}.")
 
     def objective(self) -> str:
         """What the later steps minimise, as a formula."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from sdrseg.errors import UsageError
 from sdrseg.methods.base import Method
 
+OWN = "sdrseg_own_"
 _LOADED: dict[Path, tuple[str, list[str]]] = {}  # files of this process: their digest and the methods they registered
 _DIGESTS: dict[type[Method], str] = {}
 
@@ -42,7 +43,7 @@ def _run(file: Path, known: dict[str, type[Method]]) -> list[str]:
     for name in _LOADED.pop(place, ("", []))[1]:  # the file has changed since
         known.pop(name, None)
     before = set(known)
-    module_name = f"sdrseg_own_{hashlib.sha256(str(place).encode()).hexdigest()[:12]}"
+    module_name = f"{OWN}{hashlib.sha256(str(place).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(module_name, place)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -56,13 +57,35 @@ def _run(file: Path, known: dict[str, type[Method]]) -> list[str]:
             raise UsageError(f"{file}: {error}") from error
         if not isinstance(error, Exception):
             raise
-        line = next(
+        line: int | str | None = next(
             (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(place)), "?"
         )
-        raise UsageError(f"{file}, line {line}: {type(error).__name__}: {error}") from error
+        what = str(error)
+        if isinstance(error, SyntaxError) and error.filename == str(place):
+            line, what = error.lineno or "?", error.msg
+        raise UsageError(f"{file}, line {line}: {type(error).__name__}: {what}") from error
     names = [name for name in known if name not in before]
     _LOADED[place] = (digest, names)
     return names
+
+
+def file_digest(method: type[Method]) -> str:
+    """The start of the SHA-256 of the file that a method was given as, "" for one that was given by name."""
+    return source_digest(method)[:12] if method.__module__.startswith(OWN) else ""
+
+
+def require_super(method: Method, hook: str, left: str) -> None:
+    """Stop if a hook of a user's method did not call the one it overrides, which leaves an attribute behind."""
+    if not hasattr(method, left):
+        raise UsageError(f"method {method.name}: its {hook} has to call super().{hook}(…).")
+
+
+def require_weights(method: Method) -> None:
+    """Stop if a user's `weights` dropped weights that are configured: their terms would weigh 1."""
+    if dropped := [name for name in Method.weights(method) if name not in method.weights()]:
+        raise UsageError(
+            f"method {method.name}: its weights() leaves out {', '.join(dropped)}. Begin with super().weights()."
+        )
 
 
 def source_digest(method: type[Method]) -> str:

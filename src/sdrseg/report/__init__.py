@@ -39,6 +39,9 @@ def write_report(
     if out is not None:
         check_may_write(out, overwrite)  # before any work is done
 
+    if data is not None and not data.exists():
+        raise SdrsegError(f"{data}: no such folder. Name that of the data set with --data, or leave it out.")
+
     from sdrseg.report.collect import collect
     from sdrseg.report.page import render
 

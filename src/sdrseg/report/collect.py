@@ -158,6 +158,9 @@ def _other_scenario(first: RunRecord, other: RunRecord) -> str | None:
     mine, theirs = first.scenario, other.scenario
     if mine["classes"] != theirs["classes"]:
         return "its data set has other classes"
+    held = [run["steps"][0]["test_split"] == "train" for run in (mine, theirs)]
+    if held[0] != held[1]:
+        return "one of them was scored on held-out training images (--tune, train.holdout)"
     for step, same in zip(mine["steps"], theirs["steps"], strict=True):
         for key, what in (("channels", "classes"), ("test_ids", "test images"), ("test_table", "labels at test time")):
             if step[key] != same[key]:
@@ -185,6 +188,7 @@ def command_line(run: RunRecord) -> str:
         usual = load_config(spec.source, None, [], method_layers(method, preset, spec.task, spec.source)).to_dict()
     except SdrsegError:  # a method of the user's own, not known here: say every setting
         usual = {}
+        words[4] = f"FILE.py:{method}"
     for section, keys in run.config.to_dict().items():
         for key, value in keys.items():
             if section not in usual or usual[section][key] != value:

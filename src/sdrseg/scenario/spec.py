@@ -112,7 +112,8 @@ def class_lists(spec: Spec, classes: tuple[str, ...]) -> ClassLists:
         return _explicit(spec, task, classes)
     known = [*published, "offline", "random-5", "15-1"]
     raise UsageError(
-        f"{spec}: unknown task {task!r}{nearest(task, known)} The general form is A-B: A classes, then B each."
+        f"{spec}: unknown task {task!r}{nearest(task, known)} The general forms are A-B (A classes, then B each) "
+        f"and class lists by step, such as 1,2/3 or cat/dog."
     )
 
 

@@ -75,8 +75,13 @@ class Scenario:
     def require_images(self, batch_sizes: Sequence[int]) -> None:
         """Stop before any work is done if a step cannot fill one batch."""
         for step, at_least in zip(self.steps, batch_sizes, strict=True):
+            names = ", ".join(self.classes[c] for c in step.new)
+            if not step.train_ids:
+                raise SdrsegError(
+                    f"{self.spec}: step {step.number} ({names}) has no training image. `sdrseg data {self.spec}` shows "
+                    f"which classes the masks hold and what each step sees."
+                )
             if len(step.train_ids) < at_least:
-                names = ", ".join(self.classes[c] for c in step.new)
                 raise SdrsegError(
                     f"{self.spec}: step {step.number} ({names}) has {len(step.train_ids)} training images, fewer than "
                     f"the batch of {at_least}. Use a smaller train.batch_size, another protocol, or add images."
