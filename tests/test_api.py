@@ -15,7 +15,7 @@ from PIL import Image
 import sdrseg
 from sdrseg.cli import main
 from sdrseg.data.shapes import Shapes
-from sdrseg.engine.run import score_again
+from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.methods import METHODS, find_method, register_method, resolve_method
 from sdrseg.methods.own import source_digest

@@ -20,9 +20,10 @@ import torch
 from sdrseg.config import load_config
 from sdrseg.engine.bases import BaseStore, parse_size, write_base
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
+from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.launch import InterruptedRunError
-from sdrseg.engine.run import score_again, train
+from sdrseg.engine.run import train
 from sdrseg.engine.watch import Log, NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.network import build_network

@@ -1,23 +1,30 @@
-"""Scoring a network: one confusion matrix on the device, every image exactly once over all processes."""
+"""Scoring: one confusion matrix on the device, every image exactly once over all processes; of a step and of a run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
+from sdrseg.config import config_from
 from sdrseg.data.augment import normalise
-from sdrseg.data.batches import Batches
+from sdrseg.data.batches import Batches, eval_batches
 from sdrseg.distributed import Everyone
+from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.job import TEST_IMAGES, Job, prepare_job
+from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.files import write_json
 from sdrseg.losses.pixels import VOID
+from sdrseg.metrics import StepScore, summary
+from sdrseg.network import Network, build_network
+from sdrseg.scenario import Step, parse_spec
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-
-    from sdrseg.network import Network
 
 
 @torch.no_grad()
@@ -35,3 +42,73 @@ def confusion(fabric: Fabric, network: Network, batches: Batches, classes: int) 
     network.train(was_training)
     result: NDArray[np.int64] = Everyone().sum(total).cpu().numpy()
     return result
+
+
+def score(job: Job, step: Step, network: Network) -> StepScore:
+    """The scores of a network on the images of a step."""
+    last = job.scenario.steps[-1]
+    sizes = job.indexes[step.test_split].size_by_id
+    cache = job.cache("score", step.test_split, sorted({*last.test_ids, *step.test_ids}))
+    batches = eval_batches(job.source, step.test_ids, sizes, step.test_table, job.config, share=job.share, cache=cache)
+    matrix = confusion(job.fabric, network, batches, len(step.channels))
+    names = tuple(job.scenario.classes[c] for c in step.channels)
+    return StepScore(step.number, names, len(job.scenario.steps[0].channels), matrix)
+
+
+def score_saved(job: Job, step: Step) -> StepScore:
+    """The scores of a step's saved model."""
+    _, model, _ = job.folder.load_step(step.number)
+    network = build_network(job.config.net, len(step.channels))
+    network.load_state_dict(model)
+    return score(job, step, network.to(job.fabric.device).to(memory_format=torch.channels_last))
+
+
+def score_step(job: Job, step: Step) -> None:
+    """Evaluate the saved model of a step and write metrics.json."""
+    result = score_saved(job, step)
+    if job.everyone.rank == 0:
+        write_json(job.folder.step(step.number) / "metrics.json", {**result.to_dict(), "scored_on": job.scored_on})
+        if job.log is not None:
+            job.log.write("score", step=step.number, miou=result.miou(), scored_on=job.scored_on)
+        job.display.scored(result)
+
+
+def summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]:
+    """Write summary.json from the scores of all steps."""
+    numbers = range(len(job.scenario.steps))
+    scores = [StepScore.from_dict(job.folder.read_json(f"steps/{k}/metrics.json")) for k in numbers]
+    result = {**summary(scores, bound), "scored_on": job.scored_on}
+    if job.everyone.rank == 0:
+        write_json(job.folder.path / "summary.json", result)
+    return result
+
+
+def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
+    """Score all finished steps of a run from their saved models; each with whether it is what was measured then."""
+    folder = RunFolder(out)
+    saved = folder.read_json("config.json")
+    if not folder.has_metrics(0):
+        raise SdrsegError(f"{out}: no step of this run is finished yet. Wait, or go on training it.")
+    config = config_from(saved["config"], str(out / "config.json"))
+    job = prepare_job(parse_spec(saved["spec"]), "ft", config, data, out, None, None)  # scoring needs no method
+    results = []
+    for step in job.scenario.steps:
+        if folder.has_metrics(step.number):
+            now = {**score_saved(job, step).to_dict(), "scored_on": job.scored_on}
+            then = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}
+            results.append({**now, "same": now == then})
+    job.display.close()
+    return results
+
+
+def offline_iou(run: Path, wanted: str) -> dict[str, float | None]:
+    """The IoU of each class, by name, after the last step of a run that has to be scored on the same images."""
+    folder = RunFolder(run)
+    done = folder.read_json("summary.json")
+    if (found := done.get("scored_on", TEST_IMAGES)) != wanted:
+        raise UsageError(
+            f"--offline {run} is scored on {found}, but this run is scored on {wanted}. "
+            f"Train both with the same train.holdout."
+        )
+    last = done["steps"] - 1
+    return {c["name"]: c["iou"] for c in folder.read_json(f"steps/{last}/metrics.json")["classes"]}

@@ -11,8 +11,8 @@ import torch
 from timm.layers.norm_act import convert_sync_batchnorm
 
 from sdrseg import __version__
-from sdrseg.config import Config, config_from, load_config
-from sdrseg.data.batches import eval_batches, train_batches
+from sdrseg.config import Config, load_config
+from sdrseg.data.batches import train_batches
 from sdrseg.data.order import TrainOrder
 from sdrseg.engine.bases import base_key, base_of
 from sdrseg.engine.checkpoint import (
@@ -23,17 +23,14 @@ from sdrseg.engine.checkpoint import (
     under_prefix,
     with_prefix,
 )
-from sdrseg.engine.evaluate import confusion
+from sdrseg.engine.evaluate import offline_iou, score, score_step, summarise
 from sdrseg.engine.fit import fit, make_optimiser
-from sdrseg.engine.folder import RunFolder
-from sdrseg.engine.job import TEST_IMAGES, Job, open_run_folder, prepare_job, scored_on
+from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
-from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.files import write_json
+from sdrseg.errors import UsageError
 from sdrseg.methods import Method, StepInfo, limits_in, method_layers, resolve_method
 from sdrseg.methods.own import file_digest, require_super, require_weights
-from sdrseg.metrics import StepScore, summary
 from sdrseg.network import Network, build_network, statistics_warning
 from sdrseg.scenario import Step, parse_spec
 from sdrseg.weights import load_weights
@@ -87,32 +84,14 @@ def train(
                     _train_step(job, step)
                 job.fabric.barrier()
                 if not job.folder.has_metrics(step.number):
-                    _score_step(job, step)
+                    score_step(job, step)
                 job.fabric.barrier()
-            return _summarise(job, bound)
+            return summarise(job, bound)
     finally:
         job.display.close()
         if job.log is not None:
             job.log.close()
         job.folder.close()
-
-
-def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
-    """Score all finished steps of a run from their saved models; each with whether it is what was measured then."""
-    folder = RunFolder(out)
-    saved = folder.read_json("config.json")
-    if not folder.has_metrics(0):
-        raise SdrsegError(f"{out}: no step of this run is finished yet. Wait, or go on training it.")
-    config = config_from(saved["config"], str(out / "config.json"))
-    job = prepare_job(parse_spec(saved["spec"]), "ft", config, data, out, None, None)  # scoring needs no method
-    results = []
-    for step in job.scenario.steps:
-        if folder.has_metrics(step.number):
-            score = {**_score_saved(job, step).to_dict(), "scored_on": job.scored_on}
-            then = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}
-            results.append({**score, "same": score == then})
-    job.display.close()
-    return results
 
 
 def _train_step(job: Job, step: Step) -> None:
@@ -164,7 +143,7 @@ def _train_step(job: Job, step: Step) -> None:
 
     def validate(epoch: int) -> None:
         if config.eval.every and epoch % config.eval.every == 0:
-            miou = _score(job, step, student).miou()
+            miou = score(job, step, student).miou()
             if job.log is not None:
                 job.log.write("validate", step=step.number, epoch=epoch, miou=miou, scored_on=job.scored_on)
             job.display.validated(step.number, epoch, miou)
@@ -224,55 +203,6 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     if step.number > 0 and config.net.bn_later == "freeze_stats":
         student.freeze_statistics()
     return method, student, teacher
-
-
-def _score_step(job: Job, step: Step) -> None:
-    """Evaluate the saved model of a step and write metrics.json."""
-    score = _score_saved(job, step)
-    if job.everyone.rank == 0:
-        write_json(job.folder.step(step.number) / "metrics.json", {**score.to_dict(), "scored_on": job.scored_on})
-        if job.log is not None:
-            job.log.write("score", step=step.number, miou=score.miou(), scored_on=job.scored_on)
-        job.display.scored(score)
-
-
-def _score_saved(job: Job, step: Step) -> StepScore:
-    _, model, _ = job.folder.load_step(step.number)
-    network = build_network(job.config.net, len(step.channels))
-    network.load_state_dict(model)
-    return _score(job, step, network.to(job.fabric.device).to(memory_format=torch.channels_last))
-
-
-def _score(job: Job, step: Step, network: Network) -> StepScore:
-    last = job.scenario.steps[-1]
-    sizes = job.indexes[step.test_split].size_by_id
-    cache = job.cache("score", step.test_split, sorted({*last.test_ids, *step.test_ids}))
-    batches = eval_batches(job.source, step.test_ids, sizes, step.test_table, job.config, share=job.share, cache=cache)
-    matrix = confusion(job.fabric, network, batches, len(step.channels))
-    names = tuple(job.scenario.classes[c] for c in step.channels)
-    return StepScore(step.number, names, len(job.scenario.steps[0].channels), matrix)
-
-
-def offline_iou(run: Path, wanted: str) -> dict[str, float | None]:
-    """The IoU of each class, by name, after the last step of a run that has to be scored on the same images."""
-    folder = RunFolder(run)
-    done = folder.read_json("summary.json")
-    if (found := done.get("scored_on", TEST_IMAGES)) != wanted:
-        raise UsageError(
-            f"--offline {run} is scored on {found}, but this run is scored on {wanted}. "
-            f"Train both with the same train.holdout."
-        )
-    last = done["steps"] - 1
-    return {c["name"]: c["iou"] for c in folder.read_json(f"steps/{last}/metrics.json")["classes"]}
-
-
-def _summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]:
-    numbers = range(len(job.scenario.steps))
-    scores = [StepScore.from_dict(job.folder.read_json(f"steps/{k}/metrics.json")) for k in numbers]
-    result = {**summary(scores, bound), "scored_on": job.scored_on}
-    if job.everyone.rank == 0:
-        write_json(job.folder.path / "summary.json", result)
-    return result
 
 
 def _meta(job: Job, step: Step, config: Config, more: dict[str, Any]) -> dict[str, Any]:

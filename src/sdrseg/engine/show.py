@@ -32,7 +32,7 @@ def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
 
 def evaluate_run(folder: Path, data: Path | None, json: bool) -> bool:
     """Score all finished steps again; whether the numbers are those measured at training time."""
-    from sdrseg.engine.run import score_again
+    from sdrseg.engine.evaluate import score_again
 
     results = score_again(folder, data)
     if json and Everyone().rank == 0:
