@@ -51,7 +51,7 @@ def bin(wheel, tmp_path_factory) -> Path:
     borrowed = [place for place in sys.path if Path(place).name in ("site-packages", "dist-packages")]
     (packages / "borrowed.pth").write_text("\n".join(borrowed))  # the .pth files in there are not followed
     pip = [sys.executable, "-m", "pip", "--python", str(home / "bin/python"), "install", "--quiet"]
-    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True)
+    subprocess.run([*pip, "--no-deps", "--no-index", "--ignore-installed", str(wheel)], check=True)
     return home / "bin"
 
 
