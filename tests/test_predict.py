@@ -454,3 +454,31 @@ def test_names_that_are_no_utf8(sdrseg, trained):
     code, out, _ = sdrseg("predict", trained, "in", "--out", "o", "--json")
     assert code == 0 and json.loads(out)["images"][0]["image"] == "in/caf\\udce9.png"
     assert Path(os.fsdecode(b"o/masks/caf\xe9.png")).is_file()
+
+
+def test_images_that_fit_into_a_tile_go_through_the_network_together(trained, monkeypatch):
+    model = load(trained)
+    sizes = [(40, 48), (40, 48), (33, 48), (40, 48), (70, 90), (40, 41)]  # the third and the last pad to the same
+    images = [np.resize(SCENE[::-1], (*size, 3)) for size in sizes]
+    alone = [model.predict(image, tile=48, probabilities=True) for image in images]
+    seen: list[tuple[int, ...]] = []
+    inner = model._forward
+    monkeypatch.setattr(model, "_forward", lambda tiles: (seen.append(tuple(tiles.shape)), inner(tiles))[1])
+    together = model.predict_many(images, tile=48, batch_size=4, probabilities=True)
+    assert seen[0][0] == 4 and sum(shape[0] for shape in seen[:2]) == 5
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one.probabilities, other.probabilities, atol=1e-5)
+        assert (one.mask != other.mask).mean() < 1e-3
+
+
+def test_broken_images_between_good_ones_are_named_and_the_rest_is_written(sdrseg, trained):
+    Path("in").mkdir()
+    for name in "abcde":
+        Image.fromarray(SCENE).save(f"in/{name}.png")
+    Path("in/c.png").write_bytes(b"no picture")
+    code, out, _ = sdrseg("predict", trained, "in", "--out", "o", "--json", "--batch-size", 3)
+    told = json.loads(out)
+    assert code == 1 and [Path(i["image"]).name for i in told["images"]] == ["a.png", "b.png", "d.png", "e.png"]
+    assert [Path(f["image"]).name for f in told["failed"]] == ["c.png"]
+    masks = [np.asarray(Image.open(i["files"]["masks"])) for i in told["images"]]
+    assert all(np.array_equal(mask, masks[0]) for mask in masks)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
 from sdrseg import __version__
+from sdrseg.data.source import Array
 from sdrseg.errors import DataError, UsageError
 from sdrseg.predict.images import Input, find_inputs, printable, read_pixels
 from sdrseg.predict.model import Model, load
+from sdrseg.predict.prediction import Prediction
 from sdrseg.predict.tiles import check_tiles
 from sdrseg.predict.write import Outputs
 from sdrseg.terminal import console, print_json, print_table, progress
+
+MOST = 2**26
+"""Bytes of images that are read before any is segmented, unless one is larger."""
 
 
 def predict_images(
@@ -45,17 +50,23 @@ def predict_images(
     check_tiles(tile, tile // 4 if overlap is None else overlap)
     outputs = Outputs(out, overlays, probabilities)
     outputs.check(inputs, overwrite)
-    options = {"tile": tile, "overlap": overlap, "batch_size": batch_size, "probabilities": probabilities}
+    options: dict[str, Any] = {
+        "tile": tile,
+        "overlap": overlap,
+        "batch_size": batch_size,
+        "probabilities": probabilities,
+    }
     done: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
     with progress("predicting") as report:
-        for number, image in enumerate(inputs):
-            try:
-                done.append(_one(model, image, outputs, options if len(inputs) > 1 else options | {"report": report}))
-            except DataError as error:
-                failed.append({"image": str(image), "error": printable(str(error))})
+        for pictures in _together(inputs, model.batch_size if batch_size is None else batch_size, failed):
+            if len(inputs) == 1:
+                predictions = [model.predict(pictures[0].pixels, **options, report=report)]
+            else:
+                predictions = model.predict_many([picture.pixels for picture in pictures], **options)
+            done += [_write(p, prediction, outputs) for p, prediction in zip(pictures, predictions, strict=True)]
             if len(inputs) > 1:
-                report(number + 1, len(inputs))
+                report(len(done) + len(failed), len(inputs))
     summary = _summary(model, path, out, done, failed)
     outputs.write_areas(summary)
     if json:
@@ -66,10 +77,35 @@ def predict_images(
     return not failed
 
 
-def _one(model: Model, image: Input, outputs: Outputs, options: dict[str, Any]) -> dict[str, Any]:
-    """Segment and write one image; the facts about it."""
-    pixels, note = read_pixels(image.path)
-    prediction = model.predict(pixels, **options)
+class Picture(NamedTuple):
+    """An image that was read."""
+
+    image: Input
+    pixels: Array
+    note: str
+
+
+def _together(inputs: Sequence[Input], size: int, failed: list[dict[str, str]]) -> Iterator[list[Picture]]:
+    """The images, so many at a time as long as they have the same size; those that cannot be read go to `failed`."""
+    waiting: list[Picture] = []
+    for image in inputs:
+        try:
+            picture = Picture(image, *read_pixels(image.path))
+        except DataError as error:
+            failed.append({"image": str(image), "error": printable(str(error))})
+            continue
+        full = len(waiting) == size or (len(waiting) + 1) * picture.pixels.size > MOST
+        if waiting and (full or picture.pixels.shape != waiting[0].pixels.shape):
+            yield waiting
+            waiting = []
+        waiting.append(picture)
+    if waiting:
+        yield waiting
+
+
+def _write(picture: Picture, prediction: Prediction, outputs: Outputs) -> dict[str, Any]:
+    """Write what was found in an image; the facts about it."""
+    image, pixels, note = picture
     outputs.write(image, prediction)
     files = {kind: printable(str(file)) for kind, file in outputs.files(image).items()}
     facts = {"image": str(image), "height": pixels.shape[0], "width": pixels.shape[1], "files": files}

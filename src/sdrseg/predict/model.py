@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ from torch import Tensor
 from sdrseg.colours import class_colours
 from sdrseg.config import Config, config_from
 from sdrseg.data.augment import normalise
-from sdrseg.data.source import Progress
+from sdrseg.data.source import Array, Progress
 from sdrseg.engine.checkpoint import load_tensors
 from sdrseg.engine.folder import RunFolder
 from sdrseg.errors import SdrsegError
 from sdrseg.network import Network, build_network
 from sdrseg.predict.images import pixels_of
 from sdrseg.predict.prediction import ClassInfo, Prediction
-from sdrseg.predict.tiles import Forward, check_tiles, logit_strips
+from sdrseg.predict.tiles import Forward, check_tiles, framed, logit_strips, whole_canvas
 
 
 class Model:
@@ -68,15 +68,50 @@ class Model:
         An image larger than `tile` pixels is cut into tiles that overlap (by a quarter of the tile unless `overlap`
         says otherwise), `batch_size` of them at a time. `report` is called with the rows done and all rows.
         """
+        options = self._options(tile, overlap, batch_size)
+        return self._predict(pixels_of(image), options, self._forward, probabilities, report)
+
+    @torch.inference_mode()
+    def predict_many(
+        self,
+        images: Sequence[object],
+        *,
+        tile: int | None = None,
+        overlap: int | None = None,
+        batch_size: int | None = None,
+        probabilities: bool = False,
+    ) -> list[Prediction]:
+        """Segment several images; those that fit into one tile of the same size go through the network together."""
+        options = self._options(tile, overlap, batch_size)
+        pixels = [pixels_of(image) for image in images]
+        canvases = [whole_canvas(p.shape[0], p.shape[1], options["tile"], self.multiple) for p in pixels]
+        answers: dict[int, Tensor] = {}
+        for canvas in dict.fromkeys(c for c in canvases if c is not None):
+            rows = [row for row, own in enumerate(canvases) if own == canvas]
+            for first in range(0, len(rows), options["batch_size"]):
+                together = rows[first : first + options["batch_size"]]
+                tiles = torch.stack([framed(_tensor(pixels[row]), *canvas) for row in together])
+                answers |= dict(zip(together, self._checked(tiles, options), strict=True))
+        results = []
+        for row, own in enumerate(pixels):
+            known = answers.pop(row, None)
+            forward = self._forward if known is None else partial(_answered, known)
+            results.append(self._predict(own, options, forward, probabilities, lambda done, total: None))
+        return results
+
+    def _options(self, tile: int | None, overlap: int | None, batch_size: int | None) -> dict[str, int]:
         tile = self.tile if tile is None else tile
         overlap = tile // 4 if overlap is None else overlap
         check_tiles(tile, overlap)
-        pixels = pixels_of(image)
-        tensor = torch.from_numpy(np.moveaxis(pixels, -1, 0).copy())
-        options = {"tile": tile, "overlap": overlap, "batch_size": max(1, batch_size or self.batch_size)}
+        return {"tile": tile, "overlap": overlap, "batch_size": max(1, batch_size or self.batch_size)}
+
+    def _predict(
+        self, pixels: Array, options: dict[str, int], forward: Forward, probabilities: bool, report: Progress
+    ) -> Prediction:
+        tensor = _tensor(pixels)
         mask = np.empty(pixels.shape[:2], np.uint8)
         kept = []
-        for top, logits in self._strips(tensor, options):
+        for top, logits in self._strips(tensor, options, forward):
             below = top + logits.shape[1]
             mask[top:below] = self._ids.to(logits.device)[logits.argmax(0)].cpu().numpy()
             if probabilities:
@@ -89,14 +124,34 @@ class Model:
 
     @torch.inference_mode()
     def _probabilities(self, tensor: Tensor, options: dict[str, int]) -> NDArray[np.float32]:
-        return np.concatenate([logits.softmax(0).cpu().numpy() for _, logits in self._strips(tensor, options)], axis=1)
+        strips = self._strips(tensor, options, self._forward)
+        return np.concatenate([logits.softmax(0).cpu().numpy() for _, logits in strips], axis=1)
 
-    def _strips(self, tensor: Tensor, options: dict[str, int]) -> Iterator[tuple[int, Tensor]]:
+    def _strips(self, tensor: Tensor, options: dict[str, int], forward: Forward) -> Iterator[tuple[int, Tensor]]:
         try:
-            yield from logit_strips(tensor, self._forward, multiple=self.multiple, **options)
+            yield from logit_strips(tensor, forward, multiple=self.multiple, **options)
         except torch.OutOfMemoryError as error:
-            now = f"now {options['tile']} and {options['batch_size']}"
-            raise SdrsegError(f"out of memory: use smaller tiles or fewer at a time ({now}).") from error
+            raise _too_large(options) from error
+
+    def _checked(self, tiles: Tensor, options: dict[str, int]) -> Tensor:
+        try:
+            return self._forward(tiles)
+        except torch.OutOfMemoryError as error:
+            raise _too_large(options) from error
+
+
+def _tensor(pixels: Array) -> Tensor:
+    return torch.from_numpy(np.moveaxis(pixels, -1, 0).copy())
+
+
+def _answered(logits: Tensor, tiles: Tensor) -> Tensor:
+    """What the network said about a tile before."""
+    return logits[None]
+
+
+def _too_large(options: dict[str, int]) -> SdrsegError:
+    now = f"now {options['tile']} and {options['batch_size']}"
+    return SdrsegError(f"out of memory: use smaller tiles or fewer at a time ({now}).")
 
 
 def load(path: str | Path, step: int | None = None, device: str | torch.device | None = None) -> Model:

@@ -68,6 +68,12 @@ def tile_axis(length: int, tile: int, overlap: int, multiple: int) -> TileAxis:
     return TileAxis(length, canvas, tile, starts)
 
 
+def whole_canvas(height: int, width: int, tile: int, multiple: int) -> tuple[int, int] | None:
+    """What an image is padded to if one tile takes it whole, or None."""
+    axes = [tile_axis(length, tile, 0, multiple) for length in (height, width)]
+    return (axes[0].canvas, axes[1].canvas) if all(len(axis.starts) == 1 for axis in axes) else None
+
+
 def check_tiles(tile: int, overlap: int) -> None:
     """Refuse what makes no grid."""
     if tile < SMALLEST:
@@ -89,7 +95,7 @@ def logit_strips(
     down, across = rows.weights(), columns.weights()
     carried: Tensor | None = None
     for number, top in enumerate(rows.starts):
-        band = _framed(image[:, top : top + rows.tile], rows.tile, columns.canvas)
+        band = framed(image[:, top : top + rows.tile], rows.tile, columns.canvas)
         if len(columns.starts) == 1 and len(rows.starts) == 1:
             total = forward(band[None])[0]
         else:
@@ -117,7 +123,7 @@ def _row_of_tiles(band: Tensor, forward: Forward, columns: TileAxis, across: Ten
     return total
 
 
-def _framed(image: Tensor, height: int, width: int) -> Tensor:
+def framed(image: Tensor, height: int, width: int) -> Tensor:
     """An image with the colour of padding added at the bottom and on the right."""
     if tuple(image.shape[-2:]) == (height, width):
         return image
