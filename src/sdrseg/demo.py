@@ -70,18 +70,14 @@ def verdict(outcomes: Mapping[str, Outcome]) -> str:
     start += f" (old classes {ft.before:.1f} → {ft.old:.1f})"
     less = ft.lost - sdr.lost
     if less > 1:
-        middle = f"SDR keeps {'far ' if less > ft.before / 4 else ''}more (→ {sdr.old:.1f}, MiB → {mib.old:.1f})"
-        joint = "; " if ft.lost > 1 else ", and "
+        kept, joint = "far more" if less > ft.before / 4 else "more", "; " if ft.lost > 1 else ", and "
     elif less < -1:
-        middle, joint = f"SDR keeps less (→ {sdr.old:.1f}, MiB → {mib.old:.1f})", ", but "
+        kept, joint = "less", ", but "
     else:
-        middle, joint = f"SDR keeps no more (→ {sdr.old:.1f}, MiB → {mib.old:.1f})", ", and "
+        kept, joint = "no more", ", and "
+    middle = f"SDR keeps {kept} (→ {sdr.old:.1f}, MiB → {mib.old:.1f})"
     costs = ft.new - sdr.new
-    if costs > 1:
-        end = f"it learns the new classes less well ({sdr.new:.1f} against {ft.new:.1f}, MiB {mib.new:.1f})"
-    elif costs < -1:
-        end = f"it learns the new classes better ({sdr.new:.1f} against {ft.new:.1f}, MiB {mib.new:.1f})"
-    else:
-        end = f"it learns the new classes as well ({sdr.new:.1f} against {ft.new:.1f}, MiB {mib.new:.1f})"
+    how = "less well" if costs > 1 else "better" if costs < -1 else "as well"
+    end = f"it learns the new classes {how} ({sdr.new:.1f} against {ft.new:.1f}, MiB {mib.new:.1f})"
     linked = " and " if (less > 1) == (costs <= 1) else ", but "
     return f"{start}{joint}{middle}{linked}{end}."

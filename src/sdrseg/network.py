@@ -59,13 +59,15 @@ class Network(nn.Module):
     def trunk(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Body and head, which do not know how many classes there are: (features, embedding)."""
         height, width = images.shape[-2:]
-        scales = self.body(resize_canvas(images, _up(height, self.multiple), _up(width, self.multiple)))
+        scales = self.body(
+            resize_canvas(images, next_multiple(height, self.multiple), next_multiple(width, self.multiple))
+        )
         return scales[-1], self.head(scales)
 
     def classify(self, features: Tensor, embedding: Tensor, height: int, width: int) -> Output:
         """What the classifier makes of it, for images of this size."""
         coarse = self.classifier(embedding)
-        padded = (_up(height, self.multiple), _up(width, self.multiple))
+        padded = (next_multiple(height, self.multiple), next_multiple(width, self.multiple))
         return Output(resize_canvas(upsample(coarse, padded), height, width), coarse, embedding, features)
 
     @property
@@ -141,7 +143,7 @@ def resize_canvas(maps: Tensor, height: int, width: int) -> Tensor:
     return maps
 
 
-def _up(length: int, multiple: int) -> int:
+def next_multiple(length: int, multiple: int) -> int:
     """The next multiple."""
     return (length + multiple - 1) // multiple * multiple
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sdrseg.data.augment import FILL
 from sdrseg.errors import UsageError
+from sdrseg.network import next_multiple
 
 SMALLEST = 32
 """Images are padded at least to this side."""
@@ -59,8 +60,8 @@ def _fade(shared: int) -> Tensor:
 
 def tile_axis(length: int, tile: int, overlap: int, multiple: int) -> TileAxis:
     """As few tiles as cover `length` with at least `overlap` between neighbours, evenly spread."""
-    canvas = _up(max(length, SMALLEST), multiple)
-    tile = min(_up(max(tile, SMALLEST), multiple), canvas)
+    canvas = next_multiple(max(length, SMALLEST), multiple)
+    tile = min(next_multiple(max(tile, SMALLEST), multiple), canvas)
     step = max(multiple, (tile - overlap) // multiple * multiple)
     gaps = math.ceil((canvas - tile) / step)
     cells = (canvas - tile) // multiple
@@ -131,7 +132,3 @@ def framed(image: Tensor, height: int, width: int) -> Tensor:
     canvas = fill.repeat(1, height, width)
     canvas[:, : image.shape[-2], : image.shape[-1]] = image
     return canvas
-
-
-def _up(length: int, multiple: int) -> int:
-    return math.ceil(length / multiple) * multiple
