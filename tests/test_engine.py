@@ -7,9 +7,7 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from runs import SPEC, TINY, Quiet, content, end_well, free_port, run, script, start, torchrun, two_machines
 from sdrseg.config import load_config
 from sdrseg.engine.bases import BaseStore, parse_size, write_base
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
@@ -29,52 +28,6 @@ from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.network import build_network
 from sdrseg.report import write_report
 from sdrseg.terminal import TrainingDisplay
-
-SPEC = "shapes:8-1@disjoint"
-TINY = [
-    "shapes.size=32",
-    "shapes.train=60",
-    "shapes.val=24",
-    "data.crop=32",
-    "train.batch_size=4",
-    "train.epochs=1",
-    "optim.lr=0.02",
-    "net.decoder=deeplabv3",
-    "run.log_every=1",
-    "run.save_minutes=0",
-]
-
-
-class Quiet:
-    """A display that shows nothing and remembers what was said."""
-
-    def __init__(self):
-        self.said = []
-
-    def say(self, text):
-        self.said.append(text)
-
-    def update(self, entry):
-        pass
-
-    def scored(self, score):
-        pass
-
-    def validated(self, step, epoch, miou):
-        self.said.append((step, epoch, miou["all"]))
-
-    def close(self):
-        pass
-
-
-def run(out: Path, method: str = "sdr", *more: str, spec: str = SPEC, bases: Path | None = None) -> dict:
-    return train(spec, method, out, assignments=[*TINY, *more], bases=bases or out.parent / "bases", display=Quiet())
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """What has to be the same, bit for bit: weights, memories, metrics, summary."""
-    files = [*folder.glob("steps/*/*.safetensors"), *folder.glob("steps/*/metrics.json"), folder / "summary.json"]
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 @pytest.fixture(scope="module")
@@ -362,42 +315,11 @@ def test_ctrl_c_saves_and_the_run_goes_on(finished, tmp_path):
     assert content(folder) == content(finished)
 
 
-def script(out: Path) -> Path:
-    """A program that trains into `out`, for several processes."""
-    code = (
-        "import sys, torch; torch.set_num_threads(1)\n"
-        "from pathlib import Path\nfrom sdrseg.engine.run import train\n"
-        f"out = Path({str(out)!r})\n"
-        f"train({SPEC!r}, 'sdr', out, assignments={TINY!r}, bases=out.with_name(out.name + '-bases'))\n"
-    )
-    file = out.parent / f"{out.name}.py"
-    file.write_text(code)
-    return file
-
-
-def start(*command: object, **variables: str) -> subprocess.Popen:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    words = [sys.executable, *map(str, command)]
-    return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, start_new_session=True)
-
-
-def torchrun(out: Path, *options: str) -> subprocess.Popen:
-    options = options or ("--standalone", "--nproc-per-node=2")
-    return start("-m", "torch.distributed.run", *options, script(out))
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory) -> Path:
     """The same run by two processes under torchrun."""
     folder = tmp_path_factory.mktemp("two") / "whole"
-    whole = torchrun(folder)
-    assert whole.wait(200) == 0, whole.stderr.read().decode()
+    end_well([torchrun(folder)])
     return folder
 
 
@@ -410,23 +332,18 @@ def test_two_processes_killed_and_resumed_end_the_same(by_two, tmp_path):
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     assert not (tmp_path / "killed/summary.json").exists()
-    again = torchrun(tmp_path / "killed")
-    assert again.wait(200) == 0, again.stderr.read().decode()
+    end_well([torchrun(tmp_path / "killed")])
     assert content(tmp_path / "killed") == content(by_two)
 
 
 def test_two_machines_and_slurm_train_the_same(by_two, tmp_path):
     """Two agents of torchrun with a process each; and two processes with the variables that srun gives them."""
-    agents, tasks = free_port(), free_port()
-    nodes = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={agents}"]
-    started = [torchrun(tmp_path / "nodes", *nodes, f"--node-rank={rank}") for rank in range(2)]
-    assert [p.wait(200) for p in started] == [0, 0], started[0].stderr.read().decode()
+    end_well(two_machines(tmp_path / "nodes"))
     job = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "train"}
     job |= {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost"}
-    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": tasks}
+    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     program = script(tmp_path / "slurm")
-    started = [start(program, **job, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)) for rank in range(2)]
-    assert [p.wait(200) for p in started] == [0, 0], started[0].stderr.read().decode()
+    end_well([start(program, **job, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)) for rank in range(2)])
     assert content(tmp_path / "nodes") == content(by_two)
     assert content(tmp_path / "slurm") == content(by_two)
 

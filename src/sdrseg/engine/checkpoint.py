@@ -68,16 +68,19 @@ def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tenso
 
 def random_state() -> dict[str, Tensor]:
     """The random states of torch, on the CPU and the current GPU."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
+    return {"cpu": torch.get_rng_state(), **{name: gpu.get_rng_state() for name, gpu in _gpus().items()}}
 
 
 def load_random_state(states: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])
+    for name, gpu in _gpus().items():
+        if name in states:
+            gpu.set_rng_state(states[name])
+
+
+def _gpus() -> dict[str, Any]:
+    there = {"cuda": (torch.cuda, torch.cuda.is_available()), "mps": (torch.mps, torch.backends.mps.is_available())}
+    return {name: module for name, (module, available) in there.items() if available}
 
 
 def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

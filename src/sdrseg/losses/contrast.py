@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sdrseg.losses.pixels import VOID, at_least_float32, rows_of
+from sdrseg.losses.pixels import VOID, at_least_float32, rows_of, widest
 from sdrseg.losses.prototypes import EPS, ClassSums, Prototypes, sums_by_image
 
 
@@ -67,7 +67,7 @@ def repulsion(
     Distances come from the Gram matrix, in float64 where the device has it; pairs are masked by identity, not by value.
     """
     take = take & present
-    wide = current if current.device.type == "mps" else current.double()
+    wide = widest(current)
     wide = wide - wide.detach().mean(0)  # distances do not change, cancellation is less
     norms = wide.square().sum(1)
     squared = norms[:, None] + norms[None, :] - 2 * (wide @ wide.T)

@@ -13,6 +13,11 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+def widest(x: Tensor) -> Tensor:
+    """float64, where the device has it."""
+    return x if x.device.type == "mps" else x.double()
+
+
 def mean(sums: Tensor) -> Tensor:
     """From (2,) [total, count] to the mean; nothing counted gives 0, still attached to the graph."""
     return sums[0] / sums[1].clamp_min(1)

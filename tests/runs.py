@@ -1,0 +1,102 @@
+"""Tiny runs on generated data, in this process and in several, and what of them has to be the same."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sdrseg.engine.run import train
+
+SPEC = "shapes:8-1@disjoint"
+TINY = [
+    "shapes.size=32",
+    "shapes.train=60",
+    "shapes.val=24",
+    "data.crop=32",
+    "train.batch_size=4",
+    "train.epochs=1",
+    "optim.lr=0.02",
+    "net.decoder=deeplabv3",
+    "run.log_every=1",
+    "run.save_minutes=0",
+]
+
+
+class Quiet:
+    """A display that shows nothing and remembers what was said."""
+
+    def __init__(self):
+        self.said = []
+
+    def say(self, text):
+        self.said.append(text)
+
+    def update(self, entry):
+        pass
+
+    def scored(self, score):
+        pass
+
+    def validated(self, step, epoch, miou):
+        self.said.append((step, epoch, miou["all"]))
+
+    def close(self):
+        pass
+
+
+def run(out: Path, method: str = "sdr", *more: str, spec: str = SPEC, bases: Path | None = None) -> dict:
+    return train(spec, method, out, assignments=[*TINY, *more], bases=bases or out.parent / "bases", display=Quiet())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """What has to be the same, bit for bit: weights, memories, metrics, summary."""
+    files = [*folder.glob("steps/*/*.safetensors"), *folder.glob("steps/*/metrics.json"), folder / "summary.json"]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def script(out: Path, more: Sequence[str] = ()) -> Path:
+    """A program that trains into `out`, for several processes."""
+    code = (
+        "import sys, torch; torch.set_num_threads(1)\n"
+        "from pathlib import Path\nfrom sdrseg.engine.run import train\n"
+        f"out = Path({str(out)!r})\n"
+        f"train({SPEC!r}, 'sdr', out, assignments={[*TINY, *more]!r}, bases=out.with_name(out.name + '-bases'))\n"
+    )
+    file = out.parent / f"{out.name}.py"
+    file.write_text(code)
+    return file
+
+
+def start(*command: object, **variables: str) -> subprocess.Popen:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    words = [sys.executable, *map(str, command)]
+    return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def torchrun(out: Path, *options: str, more: Sequence[str] = (), **variables: str) -> subprocess.Popen:
+    options = options or ("--standalone", "--nproc-per-node=2")
+    return start("-m", "torch.distributed.run", *options, script(out, more), **variables)
+
+
+def two_machines(out: Path, more: Sequence[str] = (), **variables: str) -> list[subprocess.Popen]:
+    """Two agents of torchrun with a process each. NCCL believes that they are two machines, so they may share a GPU."""
+    nodes = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    return [
+        torchrun(out, *nodes, f"--node-rank={rank}", more=more, **variables, NCCL_HOSTID=f"machine{rank}")
+        for rank in range(2)
+    ]
+
+
+def end_well(processes: Sequence[subprocess.Popen]) -> None:
+    codes = [process.wait(200) for process in processes]
+    assert not any(codes), "\n".join(process.stderr.read().decode() for process in processes)
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
