@@ -15,13 +15,14 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sdrseg.config import load_config
-from sdrseg.data.batches import Batch, eval_batches, train_batches
+from sdrseg.data.batches import Batch, eval_batches, train_batches, workers
 from sdrseg.data.order import TrainOrder
 from sdrseg.engine.evaluate import confusion
 from sdrseg.engine.fit import fit
@@ -30,7 +31,9 @@ from sdrseg.engine.watch import Watch
 from sdrseg.methods import method_layers
 from sdrseg.scenario import parse_spec
 from sdrseg.terminal import TrainingDisplay, print_json, print_table
-from step import Step
+from step import Setting, Step
+
+from timing import versions
 
 
 class Synthetic:
@@ -73,10 +76,12 @@ def main() -> None:
     config = load_config(spec.source, None, settings, method_layers(args.method, "default", spec.task, spec.source))
     job = prepare_job(spec, args.method, config, args.data, Path("unused"), None, TrainingDisplay(1, False))
     chosen = job.scenario.steps[args.step]
-    args.old, args.new, args.size = len(chosen.old), len(chosen.new), config.data.crop
-    args.set = [*args.set, f"data.workers={args.workers}", f"train.batch_size={args.batch}"]
-    step = Step(args.method, args.speed, args, args.batch)
-    figures: dict[str, Any] = {"images": len(chosen.train_ids)}
+    setting = Setting(args.encoder, config.data.crop, args.batch, len(chosen.old), len(chosen.new))
+    more = [*args.set, f"data.workers={args.workers}", f"train.batch_size={args.batch}"]
+    step = Step(args.method, args.speed, setting, more)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    figures: dict[str, Any] = {"device": device, **versions(), "method": args.method, **asdict(setting)}
+    figures |= {"workers": workers(config), "images": len(chosen.train_ids)}
 
     begin = time.perf_counter()
     cache = job.cache("train", "train", chosen.train_ids)
@@ -110,9 +115,7 @@ def main() -> None:
     if args.json:
         print_json(figures)
     else:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        title = f"{args.spec}, {args.method}, {args.encoder}, batch {args.batch}, {device}"
-        print_table(title, ["figure", "value"], [list(item) for item in figures.items()])
+        print_table(args.spec, ["figure", "value"], [list(item) for item in figures.items()])
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
     python benchmarks/step.py                                  # the paper's setting on a GPU
     python benchmarks/step.py --encoder toy16 --size 64 --batch 4 --repeat 3     # tiny, anywhere
+    python benchmarks/step.py --classes 101+50 --batch 4 16    # as many classes as ADE20K
+    python benchmarks/step.py --profile --methods ft sdr       # what the time goes to
 
 The passes are the engine's own. Medians over iterations; on a GPU by CUDA events, in bf16 and channels-last. Ratios are
-to the first method with the same batch and the same kind of pass. "kd only" is SDR without its four terms on the
+to the first method of the same setting and the same kind of pass. "kd only" is SDR without its four terms on the
 features: the difference is what they cost. "step 0" is the first step, which all methods share: all classes, no
 teacher, batch norm with the statistics of the batch.
 """
@@ -12,8 +14,12 @@ teacher, batch norm with the statistics of the batch.
 from __future__ import annotations
 
 import argparse
+import itertools
+import re
 import statistics
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -27,6 +33,8 @@ from sdrseg.engine.passes import make_pass
 from sdrseg.methods import METHODS, StepInfo, method_layers
 from sdrseg.network import batch_norms, build_network
 from sdrseg.terminal import print_json, print_table
+
+from timing import versions
 
 WITHOUT_LATENT = [f"{name}=0" for name in ("pm.weight", "cl.attract", "cl.repel", "sp.weight")]
 ROWS: dict[str, tuple[str, list[str], int]] = {name: (name, [], 1) for name in METHODS}
@@ -56,12 +64,23 @@ def calibrated(network: Any, batch: Batch) -> Any:
     return network
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What the time of a step depends on, beside method and pass. `old` counts the background."""
+
+    encoder: str
+    size: int
+    batch: int
+    old: int
+    new: int
+
+
 class Step:
     """A method in the middle of a step, ready to iterate."""
 
-    def __init__(self, row: str, speed: str, args: argparse.Namespace, batch_size: int):
+    def __init__(self, row: str, speed: str, setting: Setting, more: Sequence[str] = ()):
         name, settings, number = ROWS[row]
-        settings = [f"net.encoder={args.encoder}", "net.weights=none", f"run.speed={speed}", *settings, *args.set]
+        settings = [f"net.encoder={setting.encoder}", "net.weights=none", f"run.speed={speed}", *settings, *more]
         settings += ["optim.lr=1e-9", "optim.lr_later=1e-9"]  # with random weights and labels anything else diverges
         config = load_config("voc", None, settings, method_layers(name, "default", "15-1"))
         fabric = make_fabric(config)
@@ -71,8 +90,8 @@ class Step:
             made = build_network(config.net, classes).to(fabric.device).to(memory_format=torch.channels_last)
             return calibrated(made, self.inputs[0])
 
-        old, classes = (args.old, args.old + args.new) if number else (0, args.old + args.new)
-        self.inputs = [random_batch(args.size, batch_size, old, classes, fabric.device) for _ in range(4)]
+        old, classes = (setting.old if number else 0), setting.old + setting.new
+        self.inputs = [random_batch(setting.size, setting.batch, old, classes, fabric.device) for _ in range(4)]
         student = network(old or classes)
         method = METHODS[name](config)
         teacher = network(old).eval().requires_grad_(False) if method.needs_teacher and number else None
@@ -90,12 +109,12 @@ class Step:
         self.optimiser.step()
 
 
-def measure(row: str, speed: str, args: argparse.Namespace, batch_size: int) -> dict[str, float]:
+def measure(row: str, speed: str, setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    step = Step(row, speed, args, batch_size)
+    step = Step(row, speed, setting, args.set)
     times = []
     for number in range(args.warm + args.repeat):
         if gpu:
@@ -115,45 +134,83 @@ def measure(row: str, speed: str, args: argparse.Namespace, batch_size: int) -> 
     if not torch.isfinite(step.last.loss):
         raise SystemExit(f"{row}, {speed}: the loss is not finite, so the times mean nothing")
     ms = statistics.median(times[-args.repeat :])
-    memory = torch.cuda.max_memory_allocated() / 2**30 if gpu else float("nan")
-    return {"ms": ms, "images_per_second": 1000 * batch_size / ms, "peak_gib": memory}
+    figures: dict[str, Any] = {"ms": ms, "images_per_second": 1000 * setting.batch / ms}
+    if gpu:
+        figures["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    return figures | ({"kernels": profile(step)} if args.profile else {})
+
+
+KINDS = {  # in this order: what the name of a kernel has to contain
+    "depthwise convolutions": r"depthwise|grouped_direct|_dw_",
+    "convolutions and products": r"conv|xmma|cutlass|gemm|cudnn|nvjet|dot_kernel|splitK",
+    "update": r"multi_tensor",
+    "upsampling": r"upsample",
+    "compiled, fused": r"triton",
+    "batch norm": r"batch_norm|bn_",
+    "copies": r"copy|memcpy|memset|cat_",
+    "others": r"",
+}
+
+
+def profile(step: Step, iterations: int = 5) -> dict[str, Any]:
+    """Milliseconds of an iteration by kind of kernel, and those kernels that take longest."""
+    gpu = torch.cuda.is_available()
+    activity = torch.profiler.ProfilerActivity.CUDA if gpu else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as seen:
+        for number in range(iterations):
+            step.iterate(number)
+        if gpu:
+            torch.cuda.synchronize()
+    events = seen.key_averages()
+    took = {e.key: (e.self_device_time_total if gpu else e.self_cpu_time_total) / 1000 / iterations for e in events}
+    kinds = dict.fromkeys(KINDS, 0.0)
+    for name, ms in took.items():
+        kinds[next(kind for kind, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE))] += ms
+    longest = sorted(took.items(), key=lambda item: -item[1])[:25]
+    return {"kinds": kinds, "longest": {name[:120]: ms for name, ms in longest}}
+
+
+def classes(text: str) -> tuple[int, int]:
+    old, new = text.split("+")
+    return int(old), int(new)
 
 
 def main() -> None:
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", default="resnet101")
-    parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--size", type=int, nargs="+", default=[512])
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 24])
-    parser.add_argument("--old", type=int, default=16, help="old classes, background included")
-    parser.add_argument("--new", type=int, default=1)
-    parser.add_argument("--methods", nargs="+", default=["ft", "mib", "kd only", "sdr"], choices=ROWS)
     parser.add_argument(
-        "--speed", nargs="+", default=["plain", "graph", "compile"] if torch.cuda.is_available() else ["plain"]
+        "--classes", type=classes, nargs="+", default=[(16, 1)], help="old ones with background, and new ones"
     )
+    parser.add_argument("--methods", nargs="+", default=["ft", "mib", "kd only", "sdr"], choices=ROWS)
+    parser.add_argument("--speed", nargs="+", default=["plain", "graph", "compile"] if gpu else ["plain"])
     parser.add_argument("--set", action="append", default=[], help="a setting, as in `sdrseg train`")
     parser.add_argument("--warm", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--profile", action="store_true", help="also the time of each kind of kernel")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = []
-    for batch_size in args.batch:
-        for speed in args.speed:
-            base = None
-            for row in args.methods:
-                result = measure(row, speed, args, batch_size)
-                base = base or result
-                ratios = {
-                    "time_ratio": result["ms"] / base["ms"],
-                    "memory_ratio": result["peak_gib"] / base["peak_gib"],
-                }
-                rows.append({"method": row, "speed": speed, "batch": batch_size} | result | ratios)
+    rows: list[dict[str, Any]] = []
+    for (old, new), size, batch, speed in itertools.product(args.classes, args.size, args.batch, args.speed):
+        setting, first = Setting(args.encoder, size, batch, old, new), None
+        for row in args.methods:
+            figures = measure(row, speed, setting, args)
+            first = first or figures
+            ratios = {"time_ratio": figures["ms"] / first["ms"]}
+            if gpu:
+                ratios["memory_ratio"] = figures["peak_gib"] / first["peak_gib"]
+            rows.append({"method": row, "speed": speed, **asdict(setting), **figures, **ratios})
+    device = torch.cuda.get_device_name() if gpu else "CPU"
     if args.json:
-        print_json(rows)
-    else:
-        device = torch.cuda.get_device_name() if gpu else "CPU"
-        title = f"{args.encoder}, {args.size}×{args.size}, {args.old}+{args.new} classes, {device}"
-        print_table(title, list(rows[0]), [list(row.values()) for row in rows])
+        print_json({"device": device, **versions(), "rows": rows})
+        return
+    shown = [name for name in rows[0] if name != "kernels"]
+    print_table(f"one step, {device}", shown, [[row[name] for name in shown] for row in rows])
+    for row in rows if args.profile else []:
+        heading = f"{row['method']}, {row['speed']}, batch {row['batch']}: milliseconds by kind of kernel"
+        print_table(heading, ["kind", "ms"], [list(item) for item in row["kernels"]["kinds"].items()])
 
 
 if __name__ == "__main__":

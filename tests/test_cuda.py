@@ -265,8 +265,9 @@ def test_the_state_of_the_optimiser_goes_on_exactly(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "decoder"), [("sdr", "deeplabv3plus"), ("rw", "deeplabv3")])
-def test_a_compiled_pass_is_no_further_from_the_truth_than_the_plain_one(name, decoder):
-    """In bf16: the gradient's distance to that of float32 arithmetic."""
+def test_a_compiled_pass_is_no_further_from_the_truth_than_the_plain_one(name, decoder, monkeypatch):
+    """In bf16: the gradient's distance to that of float32 arithmetic (and not TF32, which is hardly nearer)."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     gradients = {}
     for speed, precision in (("plain", "fp32"), ("plain", "bf16"), ("compile", "bf16"), ("compile", "fp32")):
         settings = [f"run.speed={speed}", f"run.precision={precision}", f"net.decoder={decoder}"]
@@ -291,5 +292,5 @@ def test_a_compiled_pass_is_no_further_from_the_truth_than_the_plain_one(name, d
         gradients[speed, precision] = torch.cat([p.grad.flatten() for p in student.parameters()])
     truth = gradients["plain", "fp32"]
     far = {key: float((value - truth).norm() / truth.norm()) for key, value in gradients.items()}
-    assert far["compile", "fp32"] < 1e-3, far  # TF32 convolutions
+    assert far["compile", "fp32"] < 1e-4, far
     assert far["compile", "bf16"] < 1.1 * far["plain", "bf16"] + 1e-3, far

@@ -61,8 +61,11 @@ def test_an_interrupted_run_ends_the_same(finished, tmp_path, stop):
 
 
 def test_two_processes_train_like_one(tmp_path):
-    """Both on one GPU, with NCCL and synchronised batch norm, as on two machines with a GPU each."""
-    settings, exact = ["run.precision=fp32"], {"NVIDIA_TF32_OVERRIDE": "0"}
+    """Both on one GPU, with NCCL and synchronised batch norm, as on two machines with a GPU each.
+
+    At the rates of the other runs here, a relative change of 1e-7 in the first weights grows to 0.3 in the prototypes.
+    """
+    settings, exact = ["run.precision=fp32", "optim.lr=0.002", "optim.lr_later=2e-4"], {"NVIDIA_TF32_OVERRIDE": "0"}
     end_well([start(script(tmp_path / "one", settings), **exact)])
     end_well(two_machines(tmp_path / "two", settings, **exact))
     log = (tmp_path / "two/log.jsonl").read_text()
@@ -74,6 +77,6 @@ def test_two_processes_train_like_one(tmp_path):
             ours, theirs = load_file(one / file), load_file(two / file)
             assert ours.keys() == theirs.keys()
             far |= {name: float((ours[name] - theirs[name]).abs().max()) for name in ours}
-        assert max(far.values()) < 1e-3, far
+        assert max(far.values()) < 1e-4, sorted(far.items(), key=lambda item: -item[1])[:5]
         pixels = [sum(map(sum, json.loads((run / "metrics.json").read_text())["confusion"])) for run in (one, two)]
         assert pixels[0] == pixels[1]
