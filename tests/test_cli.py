@@ -22,7 +22,7 @@ SMALL = ["--set", "shapes.train=30", "--set", "shapes.val=8", "--set", "shapes.s
 def command(*words: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run it as a program of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "sdrseg.cli", *map(str, words)],
+        [sys.executable, "-m", "sdrseg", *map(str, words)],
         cwd=cwd,
         env=os.environ | variables,
         capture_output=True,
@@ -170,7 +170,7 @@ def test_names_that_are_no_utf8(tmp_path: Path):
     (tmp_path / "plain").rename(os.fsdecode(root))
     os.link(root + b"/images/train/a.png", root + b"/images/train/\xff.png")
     for json_too in ([], ["--json"]):
-        words = [sys.executable, "-m", "sdrseg.cli", "data", "folder", "--data", root, "--picture", "a.png", *json_too]
+        words = [sys.executable, "-m", "sdrseg", "data", "folder", "--data", root, "--picture", "a.png", *json_too]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, b"")
         assert b"name is no UTF-8" in done.stdout

@@ -248,7 +248,3 @@ def main() -> None:
     except SdrsegError as error:
         print(f"{error.prefix}{error}", file=sys.stderr)
         sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

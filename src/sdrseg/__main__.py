@@ -1,0 +1,5 @@
+"""`python -m sdrseg`, and `torchrun -m sdrseg`."""
+
+from sdrseg.cli import main
+
+main()
