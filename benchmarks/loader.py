@@ -216,7 +216,7 @@ class Files(Dataset[Any]):
 def throughput(material: Material, repetitions: int, epochs: int = 3) -> list[dict[str, Any]]:
     """Images per second of wall-clock time, from the first batch to the last, so that no start is counted."""
     sizes = {id: material.source.mask(id).shape for id in material.ids}
-    cache = build_cache(material.source, sizes, "cpu", workers=0)
+    cache = build_cache(material.source, sizes, "cpu", threads=1)
 
     def ours(workers: int, cached: bool = False) -> Iterable[Any]:
         config = material.config(f"data.workers={workers}", f"train.epochs={epochs}")

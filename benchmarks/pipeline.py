@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=-1)
     parser.add_argument("--workers", type=int, default=-1)
     parser.add_argument("--iterations", type=int, default=300)
+    parser.add_argument("--transforms", nargs="+", default=["crop512", "full_image"])
     parser.add_argument("--set", action="append", default=[], help="a setting, as in `sdrseg train`")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -102,7 +103,7 @@ def main() -> None:
 
     network = step.compute.student.module
     sizes = job.indexes[chosen.test_split].size_by_id
-    for transform in ("crop512", "full_image"):
+    for transform in args.transforms:
         job._caches.clear()
         scored = load_config(spec.source, None, [*settings, f"eval.transform={transform}"])
         for time_number in (1, 2):

@@ -193,19 +193,14 @@ def test_a_size_that_changed_since_indexing_is_an_error(image, mask):
     assert "changed meanwhile" in str(caught.value)
 
 
-@pytest.fixture(autouse=True)
-def no_set_is_too_small_for_workers(monkeypatch):
-    monkeypatch.setattr("sdrseg.data.cache.FEW", 1)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_building_from_a_source(workers):
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_building_from_a_source(threads):
     held = pictures([(3, 5), (8, 2), (4, 4), (1, 1)])
     order = ["i2", "i0", "i3"]  # some of them, in an order of their own
     seen: list[tuple[int, int]] = []
     before = torch.get_rng_state()
     cache = build_cache(
-        Memory(held), {id: held[id][1].shape for id in order}, "cpu", workers, lambda *a: seen.append(a)
+        Memory(held), {id: held[id][1].shape for id in order}, "cpu", threads, lambda *a: seen.append(a)
     )
     assert torch.equal(torch.get_rng_state(), before)  # decoding draws no random numbers of the training
     assert seen == [(1, 3), (2, 3), (3, 3)]
@@ -217,19 +212,19 @@ def test_building_from_a_source(workers):
         assert np.array_equal(masks[0, :height, :width].numpy(), held[id][1])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_image_is_named_while_building(workers):
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_an_unreadable_image_is_named_while_building(threads):
     held = pictures([(3, 5), (8, 2), (4, 4)])
     with pytest.raises(DataError, match=r"/some/where/i1\.jpg: cannot be read"):
-        build_cache(Memory(held, ("i1",)), {id: mask.shape for id, (_, mask) in held.items()}, "cpu", workers)
+        build_cache(Memory(held, ("i1",)), {id: mask.shape for id, (_, mask) in held.items()}, "cpu", threads)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_image_and_mask_of_different_sizes_are_named_while_building(workers):
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_image_and_mask_of_different_sizes_are_named_while_building(threads):
     held = pictures([(3, 5)])
     held["i0"] = (held["i0"][0][:2], held["i0"][1])
     with pytest.raises(DataError, match="memory:i0: 5×2 pixels, but its mask memory:i0 has 5×3"):
-        build_cache(Memory(held), {"i0": (3, 5)}, "cpu", workers)
+        build_cache(Memory(held), {"i0": (3, 5)}, "cpu", threads)
 
 
 def test_a_generated_data_set():

@@ -7,7 +7,9 @@ each sample's rows and of its columns, exactly the weights torchvision uses.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from sdrseg.data.augment import FILL, Axis, View, padding, show
 from sdrseg.data.source import Progress, Source
-from sdrseg.data.workers import end_with_parent
 from sdrseg.errors import DataError, SdrsegError
 from sdrseg.scenario import VOID
 
 Size = tuple[int, int]  # height, width
 WORD = 4  # bytes a pixel
-FEW = 256  # images
 HEADROOM = 0.5
 """The share of free memory a cache may take: training needs the rest."""
 
@@ -47,7 +46,8 @@ class PixelCache:
             if image.shape[:2] != size or mask.shape != size:
                 found = f"{tuple(image.shape[:2])} with a mask of {tuple(mask.shape)}"
                 raise DataError(f"{id}: {found}, not {size} as indexed. The files changed meanwhile; run it again.")
-            self._pixels[first:end] = torch.cat([image, mask[:, :, None]], dim=2).view(-1, WORD).to(self.device)
+            self._pixels[first:end, :3] = image.view(-1, 3).to(self.device)
+            self._pixels[first:end, 3] = mask.view(-1).to(self.device)
         heights, widths = [height for height, _ in sizes.values()], [width for _, width in sizes.values()]
         self._frame = (max(heights, default=0), max(widths, default=0))
         self._starts = torch.tensor(self._first[:-1], device=self.device)
@@ -125,43 +125,37 @@ class _Axes:
 
 
 def build_cache(
-    source: Source, sizes: Mapping[str, Size], device: Any, workers: int, progress: Progress | None = None
+    source: Source, sizes: Mapping[str, Size], device: Any, threads: int, progress: Progress | None = None
 ) -> PixelCache:
-    """Decode the images of `sizes` (by id) with worker processes and keep them on `device`."""
-    apart = torch.Generator()  # so that building a cache draws nothing from the random numbers of the training
-    few = len(sizes) < FEW  # not worth starting processes for
-    loader = DataLoader(
-        _Pairs(source, list(sizes)),
-        batch_size=None,
-        num_workers=0 if few else workers,
-        generator=apart,
-        worker_init_fn=end_with_parent(),
-    )
+    """Decode the images of `sizes` (by id) in several threads and keep them on `device`."""
 
     def decoded() -> Iterator[tuple[Tensor, Tensor]]:
-        for done, item in enumerate(loader, 1):
-            if isinstance(item, DataError):
-                raise item
+        for done, pair in enumerate(_pairs(source, sizes, max(1, threads)), 1):
             if progress is not None:
                 progress(done, len(sizes))
-            yield item
+            yield pair
 
     return PixelCache(sizes, decoded(), device)
 
 
-class _Pairs(Dataset[Any]):
-    def __init__(self, source: Source, ids: Sequence[str]):
-        self.source, self.ids = source, ids
+def _pairs(source: Source, ids: Iterable[str], threads: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images and masks in the order of `ids`, decoded a little ahead."""
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, row: int) -> tuple[Tensor, Tensor] | DataError:
-        try:
-            image, mask = self.source.pair(self.ids[row])
-        except DataError as error:
-            return error
+    def pair(id: str) -> tuple[Tensor, Tensor]:
+        image, mask = source.pair(id)
         return torch.from_numpy(np.array(image)), torch.from_numpy(np.array(mask))
+
+    ahead: deque[Future[tuple[Tensor, Tensor]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for id in ids:
+                ahead.append(pool.submit(pair, id))
+                if len(ahead) > 4 * threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def free_memory(device: torch.device) -> int:
