@@ -35,8 +35,10 @@ def pictures(sizes: list[tuple[int, int]], seed: int = 0) -> Pictures:
 
 
 def cached(held: Pictures, device: str = "cpu") -> PixelCache:
-    decoded = ((torch.from_numpy(image), torch.from_numpy(mask)) for image, mask in held.values())
-    return PixelCache({id: mask.shape for id, (_, mask) in held.items()}, decoded, device)
+    cache = PixelCache({id: mask.shape for id, (_, mask) in held.items()}, device)
+    for id, pair in held.items():
+        cache.store(id, *pair)
+    return cache
 
 
 class Memory(Source):
@@ -178,18 +180,18 @@ def test_words_are_red_green_blue_label():
 
 
 def test_a_cache_of_no_images():
-    cache = PixelCache({}, [])
+    cache = PixelCache({})
     assert cache.nbytes == 0 and cache.sizes == {}
     assert build_cache(Memory({}), {}, "cpu", 0).nbytes == 0
 
 
 @pytest.mark.parametrize(("image", "mask"), [((3, 4), (3, 4)), ((2, 4), (3, 4)), ((3, 4), (2, 4)), ((4, 2), (4, 2))])
 def test_a_size_that_changed_since_indexing_is_an_error(image, mask):
-    decoded = [(torch.zeros(*image, 3, dtype=torch.uint8), torch.zeros(*mask, dtype=torch.uint8))]
+    cache = PixelCache({"odd": (2, 4)})
     with pytest.raises(
         DataError, match=r"odd: \(\d, 4\) with a mask of \(\d, 4\), not \(2, 4\)|odd: \(4, 2\)"
     ) as caught:
-        PixelCache({"odd": (2, 4)}, decoded)
+        cache.store("odd", np.zeros((*image, 3), np.uint8), np.zeros(mask, np.uint8))
     assert "changed meanwhile" in str(caught.value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -97,7 +98,9 @@ def test_views_on_the_gpu_equal_torchvision_on_the_cpu(no_synchronisation):
         id: (torch.randint(0, 256, (*size, 3), dtype=torch.uint8), torch.randint(0, 22, size, dtype=torch.uint8))
         for id, size in sizes.items()
     }
-    cache = PixelCache(sizes, pictures.values(), "cuda")
+    cache = PixelCache(sizes, "cuda")
+    for id, (image, mask) in pictures.items():
+        cache.store(id, image.numpy(), mask.numpy())
     for seed in range(6):
         name = ("scale_crop", "rrc")[seed % 2]
         views = [AUGMENTATIONS[name](sizes[id], 512, (0.5, 2.0), random.Random(f"{seed}{id}")) for id in sizes]
@@ -114,10 +117,9 @@ def test_views_on_the_gpu_equal_torchvision_on_the_cpu(no_synchronisation):
 
 def test_cached_batches_make_the_host_wait_for_nothing(no_synchronisation):
     sizes = {str(i): (100 + i, 120) for i in range(8)}
-    made = [
-        (torch.randint(0, 256, (*s, 3), dtype=torch.uint8), torch.zeros(s, dtype=torch.uint8)) for s in sizes.values()
-    ]
-    cache = PixelCache(sizes, made, "cuda")
+    cache = PixelCache(sizes, "cuda")
+    for id, size in sizes.items():
+        cache.store(id, torch.randint(0, 256, (*size, 3), dtype=torch.uint8).numpy(), np.zeros(size, np.uint8))
     config = load_config("voc")
 
     def choose(size, epoch, id):

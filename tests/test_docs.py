@@ -114,7 +114,10 @@ def test_the_example_of_onnx(exported):
     assert names["mask"].shape == (1, 41, 57) and names["classes"][1]["name"] == "disc"
 
 
-@pytest.mark.parametrize(("page", "script"), [("results.md", "results_tables"), ("settings.md", "settings_tables")])
+@pytest.mark.parametrize(
+    ("page", "script"),
+    [("results.md", "results_tables"), ("settings.md", "settings_tables"), ("performance.md", "speed_tables")],
+)
 def test_the_tables_are_those_that_the_scripts_print(page, script, monkeypatch, capsys):
     """If this fails: python scripts/SCRIPT.py --write"""
     monkeypatch.syspath_prepend(ROOT / "scripts")

@@ -7,15 +7,15 @@ each sample's rows and of its columns, exactly the weights torchvision uses.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sdrseg.data.augment import FILL, Axis, View, padding, show
@@ -30,29 +30,30 @@ HEADROOM = 0.5
 
 
 class PixelCache:
-    """Images and masks, decoded, on one device. `sizes`: (height, width) by id, in the order of `decoded`.
+    """Images and masks, decoded, on one device. `sizes`: (height, width) by id; `store` fills it."""
 
-    `decoded` yields (image (H, W, 3), mask (H, W)) uint8 tensors.
-    """
-
-    def __init__(self, sizes: Mapping[str, Size], decoded: Iterable[tuple[Tensor, Tensor]], device: Any = "cpu"):
+    def __init__(self, sizes: Mapping[str, Size], device: Any = "cpu"):
         self.device = torch.device(device)
         self.sizes = dict(sizes)
         self._row = {id: row for row, id in enumerate(sizes)}
         self._first = list(accumulate((height * width for height, width in sizes.values()), initial=0))
         self._pixels = torch.empty(self._first[-1], WORD, dtype=torch.uint8, device=self.device)
-        spans = pairwise(self._first)
-        for (id, size), (first, end), (image, mask) in zip(sizes.items(), spans, decoded, strict=True):
-            if image.shape[:2] != size or mask.shape != size:
-                found = f"{tuple(image.shape[:2])} with a mask of {tuple(mask.shape)}"
-                raise DataError(f"{id}: {found}, not {size} as indexed. The files changed meanwhile; run it again.")
-            self._pixels[first:end, :3] = image.view(-1, 3).to(self.device)
-            self._pixels[first:end, 3] = mask.view(-1).to(self.device)
         heights, widths = [height for height, _ in sizes.values()], [width for _, width in sizes.values()]
         self._frame = (max(heights, default=0), max(widths, default=0))
         self._starts = torch.tensor(self._first[:-1], device=self.device)
         self._widths = torch.tensor(widths, device=self.device)
         self._fill = torch.tensor(FILL, dtype=torch.uint8, device=self.device)
+
+    def store(self, id: str, image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> None:
+        """Keep an image (H, W, 3) and its mask (H, W). Several threads may do so at a time."""
+        if image.shape[:2] != self.sizes[id] or mask.shape != self.sizes[id]:
+            found = f"{image.shape[:2]} with a mask of {mask.shape}"
+            raise DataError(
+                f"{id}: {found}, not {self.sizes[id]} as indexed. The files changed meanwhile; run it again."
+            )
+        row = self._row[id]
+        words = torch.from_numpy(np.dstack([image, mask])).view(-1, WORD)
+        self._pixels[self._first[row] : self._first[row + 1]] = words.to(self.device)
 
     @property
     def nbytes(self) -> int:
@@ -128,34 +129,15 @@ def build_cache(
     source: Source, sizes: Mapping[str, Size], device: Any, threads: int, progress: Progress | None = None
 ) -> PixelCache:
     """Decode the images of `sizes` (by id) in several threads and keep them on `device`."""
-
-    def decoded() -> Iterator[tuple[Tensor, Tensor]]:
-        for done, pair in enumerate(_pairs(source, sizes, max(1, threads)), 1):
-            if progress is not None:
-                progress(done, len(sizes))
-            yield pair
-
-    return PixelCache(sizes, decoded(), device)
-
-
-def _pairs(source: Source, ids: Iterable[str], threads: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and masks in the order of `ids`, decoded a little ahead."""
-
-    def pair(id: str) -> tuple[Tensor, Tensor]:
-        image, mask = source.pair(id)
-        return torch.from_numpy(np.array(image)), torch.from_numpy(np.array(mask))
-
-    ahead: deque[Future[tuple[Tensor, Tensor]]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
+    cache = PixelCache(sizes, device)
+    with ThreadPoolExecutor(max(1, threads)) as pool:
         try:
-            for id in ids:
-                ahead.append(pool.submit(pair, id))
-                if len(ahead) > 4 * threads:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
+            for done, _ in enumerate(pool.map(lambda id: cache.store(id, *source.pair(id)), sizes), 1):
+                if progress is not None:
+                    progress(done, len(sizes))
         finally:
             pool.shutdown(cancel_futures=True)
+    return cache
 
 
 def free_memory(device: torch.device) -> int:

@@ -1,0 +1,203 @@
+"""The tables and plots of docs/performance.md about GPUs, made from results/speed/*.json.
+
+    python scripts/speed_tables.py            # print the tables
+    python scripts/speed_tables.py --write    # put them into docs/performance.md, and draw the plots into docs/images
+
+The files are what `benchmarks/step.py --json` (rows of one training step each) and `benchmarks/pipeline.py --json`
+printed, one file a call.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from pages import print_or_write
+
+ROOT = Path(__file__).parent.parent
+SPEED = ROOT / "results/speed"
+IMAGES = ROOT / "docs/images"
+PASSES = ("plain", "graph", "compile")
+COLOURS = {"ft": "#7a7a7a", "kd only": "#8fb8de", "sdr": "#1f5fa8"}
+Row = dict[str, Any]
+
+
+def read(pattern: str) -> dict[str, Any]:
+    return {file.stem: json.loads(file.read_text()) for file in sorted(SPEED.glob(pattern))}
+
+
+def steps(*names: str) -> list[Row]:
+    """The rows of some files (all that hold any, by default)."""
+    found = read("step-*.json") | read("growth-*.json")
+    return [row for name in names or found for row in found[name]["rows"]]
+
+
+def tables() -> str:
+    return "\n".join([_main(), _others(), _growth(), _input(), _whole_job()])
+
+
+def _main() -> str:
+    """ResNet-101, 16 + 1 classes, 512×512: every pass and method at batch 8 and 24."""
+    rows = {(r["batch"], r["speed"], r["method"]): r for n in (8, 24) for r in steps(f"step-resnet101-batch{n}")}
+    heads = ["pass", "method"]
+    heads += [f"batch {b}: {what}" for b in (8, 24) for what in ("ms", "images/s", "time / FT", "memory / FT")]
+    lines = []
+    for speed in PASSES:
+        for method in ("ft", "kd only", "sdr", "step 0"):
+            cells = []
+            for batch in (8, 24):
+                row = rows.get((batch, speed, method))
+                cells += [""] * 4 if row is None else _four(row)
+            lines.append([speed, method, *cells])
+    return "ResNet-101, 16 + 1 classes, 512×512:\n\n" + _table(heads, lines)
+
+
+def _others() -> str:
+    """Other networks and numbers of classes, FT beside SDR."""
+    rows = steps("step-resnet101-151-classes", "step-resnet50-batch16")
+    heads = ["network", "classes", "batch", "pass", "FT: ms", "images/s", "GiB"]
+    heads += ["SDR: ms", "images/s", "GiB", "time / FT", "memory / FT"]
+    lines = []
+    for ft, sdr in zip(rows[::2], rows[1::2], strict=True):
+        assert (ft["method"], sdr["method"]) == ("ft", "sdr")
+        cells = [
+            f"{r[key]:.{n}f}" for r in (ft, sdr) for key, n in (("ms", 1), ("images_per_second", 0), ("peak_gib", 1))
+        ]
+        ratios = [f"{sdr['time_ratio']:.2f}", f"{sdr['memory_ratio']:.2f}"]
+        lines.append([ft["encoder"], f"{ft['old']} + {ft['new']}", str(ft["batch"]), ft["speed"], *cells, *ratios])
+    return "Other settings, 512×512:\n\n" + _table(heads, lines)
+
+
+def growing() -> dict[str, dict[str, list[tuple[float, Row]]]]:
+    """Rows of replayed passes by what changes and by method, in the order of (value, row)."""
+    rows = [row for row in steps() if row["speed"] == "graph" and row["encoder"] == "resnet101"]
+    kept: dict[tuple[Any, ...], Row] = {}
+    for row in rows:  # a setting measured twice counts once
+        kept.setdefault(tuple(row[k] for k in ("method", "size", "batch", "old", "new")), row)
+    found: dict[str, dict[str, list[tuple[float, Row]]]] = {}
+    for (method, size, batch, old, new), row in sorted(kept.items(), key=lambda item: item[0]):
+        if method not in ("ft", "sdr"):
+            continue
+        if (size, old, new) == (512, 16, 1):
+            found.setdefault("batch", {}).setdefault(method, []).append((batch, row))
+        if (batch, old, new) == (8, 16, 1):
+            found.setdefault("size", {}).setdefault(method, []).append((size, row))
+        if (batch, size) == (16, 512):
+            found.setdefault("classes", {}).setdefault(method, []).append((old + new, row))
+    return found
+
+
+def _growth() -> str:
+    heads = ["what changes", "value", "FT: ms an image", "SDR: ms an image", "time / FT", "SDR: GiB an image"]
+    lines = []
+    for what, by_method in growing().items():
+        for (value, ft), (_, sdr) in zip(by_method["ft"], by_method["sdr"], strict=True):
+            each = [row["ms"] / row["batch"] for row in (ft, sdr)]
+            memory = f"{sdr['peak_gib'] / sdr['batch']:.2f}"
+            lines.append([what, f"{value:g}", *(f"{ms:.2f}" for ms in each), f"{each[1] / each[0]:.2f}", memory])
+    return (
+        "How the cost grows, ResNet-101, replayed as a graph (512×512, batch 8 and 17 classes where nothing else is \
+said; classes at batch 16):\n\n"
+        + _table(heads, lines)
+    )
+
+
+def _input() -> str:
+    heads = ["threads", "passes", "synthetic, images/s", "real, images/s", "ratio"]
+    heads += ["decoding 548 images, s", "crop512, s: first", "again", "full_image, s: first", "again"]
+    lines = []
+    for figures in read("pipeline-*.json").values():
+        rates = [figures[f"{kind}_images_per_second"] for kind in ("synthetic", "real")]
+        seconds = [f"{t}_{n}_seconds" for t in ("crop512", "full_image") for n in (1, 2)]
+        cells = [f"{figures[key]:.1f}" if key in figures else "" for key in ("cache_seconds", *seconds)]
+        how = figures["passes"].replace("plain, replayed as a CUDA graph", "graph")
+        how = how.replace("compiled, replayed as a CUDA graph", "compile")
+        lines.append([str(figures["workers"]), how, *(f"{r:.0f}" for r in rates), f"{figures['ratio']:.3f}", *cells])
+    return "Training with real images against synthetic ones, and scoring the 1,449 test images of VOC:\n\n" + _table(
+        heads, lines
+    )
+
+
+def _whole_job() -> str:
+    """VOC 15-1 disjoint with SDR, ResNet-101, 30 epochs, batch 8: what the measured steps make of it."""
+    rows = {(r["speed"], r["method"]): r["ms"] for r in steps("step-resnet101-batch8")}
+    pipeline = read("pipeline-*.json")
+    fed = min(figures["ratio"] for figures in pipeline.values())
+    images, later, test = 8437, (378, 299, 420, 500, 548), 1449
+    first, after = 30 * (images // 8), 30 * sum(n // 8 for n in later)
+    decoding = pipeline["pipeline-graph"]["cache_seconds"] / pipeline["pipeline-graph"]["images"]
+    scoring = pipeline["pipeline-graph"]["crop512_2_seconds"]
+    parts = [
+        ("step 0, compiled", first, "iterations", rows["compile", "step 0"] / fed),
+        ("five later steps, replayed as a graph", after, "iterations", rows["graph", "sdr"] / fed),
+        ("decoding", images + sum(later) + test, "images", 1000 * decoding),
+        ("scoring (crop512)", 6, "times", 1000 * scoring),
+    ]
+    lines = [[name, f"{n:,} {unit}", f"{ms:.1f}", f"{n * ms / 60000:.1f}"] for name, n, unit, ms in parts]
+    lines.append(["sum", "", "", f"{sum(n * ms for _, n, _, ms in parts) / 60000:.1f}"])
+    return (
+        "VOC 15-1 disjoint, SDR, ResNet-101, 512×512, batch 8, 30 epochs, one H200, **projected** from what was "
+        f"measured (steps at {fed:.3f} of their synthetic rate), compiling not counted:\n\n"
+    ) + _table(["part", "how many", "ms each", "minutes"], lines)
+
+
+def _four(row: Row) -> list[str]:
+    ratios = [f"{row[name]:.2f}" if row["method"] != "step 0" else "" for name in ("time_ratio", "memory_ratio")]
+    return [f"{row['ms']:.1f}", f"{row['images_per_second']:.0f}", *ratios]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---" if rows[0][n][:1].isalpha() else "---:" for n in range(len(heads))]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *rows))
+
+
+def draw_passes() -> Figure:
+    figure = Figure(figsize=(7, 2.6), layout="constrained")
+    for axes, batch in zip(figure.subplots(1, 2, sharey=True), (8, 24), strict=True):
+        rows = steps(f"step-resnet101-batch{batch}")
+        methods = [m for m in COLOURS if any(row["method"] == m for row in rows)]
+        for number, method in enumerate(methods):
+            mine = {row["speed"]: row["images_per_second"] for row in rows if row["method"] == method}
+            width = 0.8 / len(methods)
+            places = [PASSES.index(speed) + (number - (len(methods) - 1) / 2) * width for speed in mine]
+            bars = axes.bar(places, list(mine.values()), width, color=COLOURS[method], label=method)
+            axes.bar_label(bars, fmt="%.0f", fontsize=7)
+        axes.set_xticks(range(len(PASSES)), PASSES)
+        axes.set_title(f"batch {batch}", fontsize=9)
+    figure.axes[0].set_ylabel("images/s")
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    return _plain(figure)
+
+
+def draw_growth() -> Figure:
+    figure = Figure(figsize=(8, 2.6), layout="constrained")
+    units = {"batch": "images in a batch", "size": "pixels a side", "classes": "classes (batch 16)"}
+    for axes, (what, by_method) in zip(figure.subplots(1, 3), growing().items(), strict=True):
+        for method, points in by_method.items():
+            times = [row["ms"] / row["batch"] for _, row in points]
+            axes.plot([value for value, _ in points], times, "o-", color=COLOURS[method], label=method)
+        axes.set_xlabel(units[what])
+        axes.set_ylim(bottom=0)
+    figure.axes[0].set_ylabel("ms an image")
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    return _plain(figure)
+
+
+def _plain(figure: Figure) -> Figure:
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    return figure
+
+
+if __name__ == "__main__":
+    print_or_write("performance.md", "speed_tables.py", tables())
+    if sys.argv[1:] == ["--write"]:
+        matplotlib.rcParams["svg.hashsalt"] = "sdrseg"  # the same file every time
+        for name, draw in (("passes", draw_passes), ("growth", draw_growth)):
+            draw().savefig(IMAGES / f"speed-{name}.svg", metadata={"Date": None})
