@@ -161,13 +161,14 @@ def draw_passes() -> Figure:
     for axes, batch in zip(figure.subplots(1, 2, sharey=True), (8, 24), strict=True):
         rows = steps(f"step-resnet101-batch{batch}")
         methods = [m for m in COLOURS if any(row["method"] == m for row in rows)]
+        passes = [speed for speed in PASSES if any(row["speed"] == speed for row in rows)]
         for number, method in enumerate(methods):
             mine = {row["speed"]: row["images_per_second"] for row in rows if row["method"] == method}
             width = 0.8 / len(methods)
-            places = [PASSES.index(speed) + (number - (len(methods) - 1) / 2) * width for speed in mine]
+            places = [passes.index(speed) + (number - (len(methods) - 1) / 2) * width for speed in mine]
             bars = axes.bar(places, list(mine.values()), width, color=COLOURS[method], label=method)
             axes.bar_label(bars, fmt="%.0f", fontsize=7)
-        axes.set_xticks(range(len(PASSES)), PASSES)
+        axes.set_xticks(range(len(passes)), passes)
         axes.set_title(f"batch {batch}", fontsize=9)
     figure.axes[0].set_ylabel("images/s")
     figure.axes[0].legend(frameon=False, fontsize=8)

@@ -58,11 +58,11 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
-def script(out: Path, more: Sequence[str] = ()) -> Path:
+def script(out: Path, more: Sequence[str] = (), before: str = "") -> Path:
     """A program that trains into `out`, for several processes."""
     code = (
         "import sys, torch; torch.set_num_threads(1)\n"
-        "from pathlib import Path\nfrom sdrseg.engine.run import train\n"
+        f"from pathlib import Path\nfrom sdrseg.engine.run import train\n{before}\n"
         f"out = Path({str(out)!r})\n"
         f"train({SPEC!r}, 'sdr', out, assignments={[*TINY, *more]!r}, bases=out.with_name(out.name + '-bases'))\n"
     )

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from sdrseg.engine.bases import BaseStore, parse_size, write_base
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.folder import RunFolder
-from sdrseg.engine.launch import InterruptedRunError
+from sdrseg.engine.launch import InterruptedRunError, _devices_and_nodes
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import Log, NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError
@@ -346,6 +347,20 @@ def test_two_machines_and_slurm_train_the_same(by_two, tmp_path):
     end_well([start(program, **job, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)) for rank in range(2)])
     assert content(tmp_path / "nodes") == content(by_two)
     assert content(tmp_path / "slurm") == content(by_two)
+
+
+def test_where_there_are_two_devices_a_second_process_is_started(by_two, tmp_path):
+    """As `sdrseg train` does on a machine with several GPUs."""
+    two = "import sdrseg.engine.launch as launch\nlaunch._devices_and_nodes = lambda here: (2, 1)"
+    end_well([start(script(tmp_path / "alone", before=two))])
+    assert content(tmp_path / "alone") == content(by_two)
+
+
+def test_at_a_prompt_one_device_is_used(monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert _devices_and_nodes(4) == (1, 1)
+    monkeypatch.delattr(sys, "ps1")
+    assert _devices_and_nodes(4) == (4, 1)
 
 
 # --- what is refused, and said ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -28,13 +29,7 @@ def make_fabric(config: Config) -> Fabric:
         logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)
     gpu = torch.cuda.is_available()
     accelerator = "cuda" if gpu else "mps" if torch.backends.mps.is_available() else "cpu"
-    devices, nodes = max(1, torch.cuda.device_count()) if gpu else 1, 1
-    if "LOCAL_WORLD_SIZE" in os.environ:  # torchrun
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // devices
-    elif int(os.environ.get("SLURM_NTASKS", "1")) > 1:
-        nodes = int(os.environ["SLURM_NNODES"])
-        devices = int(os.environ["SLURM_NTASKS"]) // nodes
+    devices, nodes = _devices_and_nodes(torch.cuda.device_count() if gpu else 1)
     many = devices * nodes > 1
     wish = config.run.precision
     bf16 = wish == "bf16" or (wish == "auto" and gpu and torch.cuda.is_bf16_supported())
@@ -47,6 +42,18 @@ def make_fabric(config: Config) -> Fabric:
     )
     fabric.launch()
     return fabric
+
+
+def _devices_and_nodes(here: int) -> tuple[int, int]:
+    """How many processes on each machine, and how many machines; `here`: the devices of this one."""
+    if "LOCAL_WORLD_SIZE" in os.environ:  # torchrun
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        return devices, int(os.environ["WORLD_SIZE"]) // devices
+    if int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+        nodes = int(os.environ["SLURM_NNODES"])
+        return int(os.environ["SLURM_NTASKS"]) // nodes, nodes
+    # The others are started by giving the same command again, which a notebook or a prompt does not have.
+    return (1 if hasattr(sys, "ps1") else here), 1
 
 
 def _half(accelerator: str) -> MixedPrecision:
