@@ -235,13 +235,23 @@ def throughput(material: Material, repetitions: int, epochs: int = 3) -> list[di
 
         return side
 
+    def built(threads: int) -> Callable[[int], float]:
+        def side(_: int) -> float:
+            start = time.perf_counter()
+            build_cache(material.source, sizes, "cpu", threads)
+            return len(sizes) / (time.perf_counter() - start)
+
+        return side
+
     cached = "sdrseg, cache in RAM"
+    filling = {threads: f"filling the cache, {threads} threads" for threads in (1, 2)}
     pairs = {w: (f"sdrseg, {w} workers", f"{TENSOR}, {w} workers") for w in (0, 1, 2)}
     sides = {cached: timed(lambda: ours(0, cached=True))}
     for w, (one, other) in pairs.items():
         sides |= {one: timed(lambda w=w: ours(w)), other: timed(lambda w=w: theirs(w))}
+    sides |= {name: built(threads) for threads, name in filling.items()}
     _, speeds = rounds(sides, repetitions)
-    against = dict(pairs.values()) | {cached: pairs[0][0]}
+    against = dict(pairs.values()) | {cached: pairs[0][0], filling[2]: filling[1]}
     return [
         {
             "loader": one,
