@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torchvision import tv_tensors
+from torch.nn.functional import pad
 from torchvision.transforms.v2 import functional as F
 
 from sdrseg.scenario import VOID
@@ -43,6 +43,12 @@ class Axis:
     def shown(self) -> tuple[int, int]:
         """The part [first, last) of the output that shows the image; the rest is padding."""
         return max(0, -self.offset), min(self.out, self.size - self.offset)
+
+    @property
+    def nearest(self) -> Tensor:
+        """The source pixel under the centre of each pixel of that part, as Pillow finds it."""
+        place = torch.arange(*self.shown) + self.offset
+        return self.low + (2 * place + 1) * (self.high - self.low) // (2 * self.size)
 
 
 @dataclass(frozen=True)
@@ -116,24 +122,21 @@ EVALUATIONS = {"crop512": crop512, "full_image": full_image}
 
 def show(view: View, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Carry out a view on one image (3, H, W) uint8 and its mask (H, W) uint8. Padding is FILL and void."""
-    packed = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # channels-last: resized fastest
-    picture, label = tv_tensors.Image(packed), tv_tensors.Mask(mask)
+    picture: Tensor = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # channels-last: resized fastest
     rows, columns = view.rows, view.columns
     if (rows.low, rows.high, columns.low, columns.high) != (0, image.shape[-2], 0, image.shape[-1]):
-        box = (rows.low, columns.low, rows.high - rows.low, columns.high - columns.low)
-        picture, label = F.crop(picture, *box), F.crop(label, *box)
+        picture = F.crop(picture, rows.low, columns.low, rows.high - rows.low, columns.high - columns.low)
     if (rows.size, columns.size) != tuple(picture.shape[-2:]):
         picture = F.resize(picture, [rows.size, columns.size], antialias=True)
-        label = F.resize(label, [rows.size, columns.size])
     (top, bottom), (left, right) = rows.shown, columns.shown
-    window = (top + rows.offset, left + columns.offset, bottom - top, right - left)
-    picture, label = F.crop(picture, *window), F.crop(label, *window)
-    border = [left, top, columns.out - right, rows.out - bottom]
+    picture = F.crop(picture, top + rows.offset, left + columns.offset, bottom - top, right - left)
+    label = mask.index_select(0, rows.nearest).index_select(1, columns.nearest)
+    border = (left, columns.out - right, top, rows.out - bottom)
     if any(border):
-        picture, label = _framed(picture, rows, columns), F.pad(label, border, fill=VOID)
+        picture, label = _framed(picture, rows, columns), pad(label, border, value=VOID)
     if view.flip:
-        picture, label = F.horizontal_flip(picture), F.horizontal_flip(label)
-    return picture.as_subclass(Tensor), label.as_subclass(Tensor)
+        picture, label = picture.flip(-1), label.flip(-1)
+    return picture, label
 
 
 def _framed(picture: Tensor, rows: Axis, columns: Axis) -> Tensor:

@@ -116,7 +116,7 @@ class _Axes:
         place = torch.where(flip, out - 1 - place, place) + offset
         self.inside = (place >= 0) & (place < size)
         ratio = (high - low).float() / size.float()
-        self.nearest = (low + (place.float() * ratio).floor().long()).clamp(min=low, max=high - 1)
+        self.nearest = (low + (2 * place + 1) * (high - low) // (2 * size)).clamp(min=low, max=high - 1)
         centre = low + (place + 0.5) * ratio
         reach = ratio.clamp_min(1)
         source = torch.arange(length, device=device)[None, None]
