@@ -246,10 +246,10 @@ def attraction(F: Array, y: Labels, p: Array, seen: Labels, take: list[bool], ki
     return total / max(present, 1)
 
 
-def attraction_by_image(F: Array, y: Labels, p: Array, seen: Labels, take: list[bool]) -> float:
+def attraction_by_image(F: Array, y: Labels, p: Array, seen: Labels, take: list[bool], kind: str = "mse") -> float:
     """Eq. 6 read image by image: the mean over images that hold a class which takes part."""
     images = [
-        attraction(F[b : b + 1], y[b : b + 1], p, seen, take)
+        attraction(F[b : b + 1], y[b : b + 1], p, seen, take, kind)
         for b in range(len(F))
         if any(c != VOID and take[c] and seen[c] > 0 for c in y[b].ravel())
     ]

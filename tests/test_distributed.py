@@ -127,6 +127,19 @@ def test_two_processes_equal_one(outcomes, label):
     assert not outcomes.get(label), "\n".join(outcomes[label])
 
 
+@pytest.mark.parametrize(("name", "settings"), [("cil", ("kd.kind=cil_official",)), ("ewc", ())])
+def test_in_parts_the_other_terms_are_averaged(name, settings):
+    """CIL of the released code, and the penalty in the log."""
+    stage = begin(name, "disjoint", dtype=torch.float64, lr=3e-4, settings=settings)
+    stage.iterate(1)  # only now there is a penalty
+    term = "kd" if name == "cil" else "penalty"
+    pieces = stage.batch.split(2)
+    alone = [replace(stage, batch=piece).forward()[term].item() for piece in pieces]
+    stage.method.expect(stage.batch, 2)
+    together = [replace(stage, batch=piece).forward()[term].item() for piece in pieces]
+    assert sum(together) == pytest.approx(sum(alone) / 2) and alone[0] != 0
+
+
 def test_a_batch_in_parts_has_the_same_cross_entropy_and_distillation():
     """Gradient accumulation: CE and KD over the parts add up to those of the whole batch, and so do their gradients."""
     whole = begin("mib", "disjoint", dtype=torch.float64)

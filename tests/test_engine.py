@@ -18,16 +18,19 @@ import torch
 
 from runs import SPEC, TINY, Quiet, content, end_well, free_port, run, script, start, torchrun, two_machines
 from sdrseg.config import load_config
-from sdrseg.engine.bases import BaseStore, parse_size, write_base
+from sdrseg.engine.bases import BaseStore, base_key, parse_size, write_base
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.job import prepare_job
 from sdrseg.engine.launch import InterruptedRunError, _devices_and_nodes
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import Log, NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.methods import METHODS
 from sdrseg.network import build_network
 from sdrseg.report import write_report
+from sdrseg.scenario import parse_spec
 from sdrseg.terminal import TrainingDisplay
 
 
@@ -113,6 +116,20 @@ def test_the_base_is_trained_once_for_all_methods_and_shared_by_sequential(finis
     assert len(list(store.iterdir())) == 1
     run(tmp_path / "ewc", "ewc", bases=store)
     assert len(list(store.iterdir())) == 2  # a step 0 of its own
+
+
+def test_a_base_belongs_to_protocols_that_treat_the_background_alike(tmp_path):
+    config = load_config("shapes", None, TINY)
+    job = prepare_job(parse_spec(SPEC), "ft", config, None, tmp_path / "run", None, Quiet())
+    facts = (METHODS["ft"], config, job.scenario.steps[0], job.indexes["train"])
+    keys = {protocol: base_key(*facts, protocol) for protocol in ("sequential", "disjoint", "overlapped")}
+    assert keys["sequential"] == keys["disjoint"] != keys["overlapped"]
+
+
+def test_the_preset_and_its_learning_rates_are_said(tmp_path):
+    said = Quiet()
+    train(SPEC, "ft", tmp_path / "run", assignments=[*TINY, "optim.head_lr_factor_later=5"], display=said)
+    assert "preset default, learning rate 0.02, then 0.02 (head 0.1)" in said.said
 
 
 def test_intransigence_is_measured_against_an_offline_run(finished, tmp_path):

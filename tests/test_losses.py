@@ -26,6 +26,7 @@ from sdrseg.losses.contrast import (
     attraction,
     attraction_image_sums,
     attraction_norm,
+    attraction_norm_image_sums,
     attraction_norm_sums,
     repulsion,
     smallest_gap,
@@ -235,6 +236,14 @@ TERMS: dict[str, Term] = {
         lambda c: attraction_norm(attraction_norm_sums(c.F, c.grid, c.prototypes, c.take), "mean"),
         lambda n: slow.attraction(n.F, n.grid, n.p, n.seen, n.take, "norm_mean"),
     ),
+}
+TERMS |= {
+    f"attraction by image, {over} of norms": Term(
+        "F",
+        lambda c, o=over: mean(attraction_norm_image_sums(c.F, c.grid, c.prototypes, c.take, o)),
+        lambda n, o=over: slow.attraction_by_image(n.F, n.grid, n.p, n.seen, n.take, f"norm_{o}"),
+    )
+    for over in ("sum", "mean")
 }
 TERMS |= {
     f"matching, {distance}, {average} means, by {normaliser}{', background' * background}": Term(
@@ -566,6 +575,7 @@ SUMS: dict[str, Callable[[Case], Tensor | tuple[Tensor, ...]]] = {
     "class_sums": lambda c: class_sums(c.F, c.grid, c.K),
     "attraction_image_sums": lambda c: attraction_image_sums(c.F, c.grid, c.prototypes, c.take),
     "attraction_norm_sums": lambda c: attraction_norm_sums(c.F, c.grid, c.prototypes, c.take),
+    "attraction_norm_image_sums": lambda c: attraction_norm_image_sums(c.F, c.grid, c.prototypes, c.take),
     "hoyer_sums": lambda c: hoyer_sums(c.F, c.grid),
     "active_sums": lambda c: active_sums(c.F, c.grid),
 } | {
@@ -730,7 +740,7 @@ def test_close_means_far_from_the_origin_repel_exactly():
     torch.testing.assert_close(repulsion(p, every, every), exact, rtol=1e-5, atol=0)
 
 
-ROOTS = ["attraction, sum of norms", "attraction, mean of norms", *(n for n in TERMS if "frobenius" in n)]
+ROOTS = [*(n for n in TERMS if "of norms" in n), *(n for n in TERMS if "frobenius" in n)]
 
 
 @pytest.mark.parametrize("name", ROOTS)

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import copy
+from typing import get_args
 
 import pytest
 import torch
 
 from sdrseg.config import load_config
+from sdrseg.data.augment import normalise
+from sdrseg.engine.bases import base_of
 from sdrseg.errors import UsageError
-from sdrseg.methods import METHODS, Method, find_method, limits_in, list_methods, method_layers, register_method
+from sdrseg.losses import official
+from sdrseg.losses.prototypes import class_sums
+from sdrseg.losses.variants import SparsityVariant
+from sdrseg.methods import (
+    METHODS,
+    Method,
+    StepInfo,
+    find_method,
+    limits_in,
+    list_methods,
+    method_layers,
+    register_method,
+)
 from sdrseg.methods.base import From
+from sdrseg.methods.latent import require_released
+from sdrseg.network import build_network
 
-from methods_bench import CLASSES, N_OLD, begin, make_config
+from methods_bench import CLASSES, N_NEW, N_OLD, Stage, begin, make_batch, make_config
 
 PAPER = ["ft", "offline", "lwf", "lwf-mc", "ilt", "cil", "mib", "ewc", "pi", "rw", "sdr", "sdr+mib"]
 
@@ -197,6 +214,121 @@ def test_objectives(name, objective):
     assert METHODS[name](make_config(name)).objective() == objective
 
 
+ALL = {"kd", "pm", "attract", "repel", "sp"}
+ROWS = {
+    "ablation-1": set(),
+    "ablation-2": {"kd"},
+    "ablation-3": {"pm"},
+    "ablation-4": {"pm", "sp"},
+    "ablation-5": ALL - {"kd"},
+    "ablation-6": ALL,
+    "ablation-7": ALL,
+    "ablation-cl": {"attract", "repel"},
+    "offline-sp": {"sp"},
+    "offline-cl": {"attract", "repel"},
+    "offline-sp-cl": {"sp", "attract", "repel"},
+}
+
+
+@pytest.mark.parametrize("preset", ["default", "paper", "official"])
+@pytest.mark.parametrize("name", [*ROWS, *(f"sparsity-{kind}" for kind in get_args(SparsityVariant))])
+def test_a_row_of_a_study_has_its_terms_in_every_preset(name, preset):
+    config, sdr = make_config(name, preset), make_config("sdr", preset)
+    weights = METHODS[name](config).weights()
+    assert {term for term, weight in weights.items() if weight > 0} == ROWS.get(name, ALL)
+    for term, weight in weights.items():
+        if weight > 0 and name != "ablation-2":  # it is built on fine-tuning
+            assert weight == METHODS["sdr"](sdr).weights()[term]
+    if weights["attract"] > 0:
+        assert config.cl.form == sdr.cl.form
+    assert config.sp.variant == (name.removeprefix("sparsity-") if name.startswith("sparsity-") else "class_max")
+
+
+def test_what_the_presets_set_for_all():
+    paper, official = (make_config("ft", preset) for preset in ("paper", "official"))
+    assert (paper.optim.nesterov, paper.optim.lr, official.optim.nesterov) == (False, 0.02, True)  # lr: by make_config
+    assert (official.train.seed, official.latent.official, official.proto.average) == (42, True, "pixel")
+    assert [make_config("sdr", p).cl.background for p in ("default", "paper", "official")] == [
+        "include_if_known",
+        "include",
+        "include",
+    ]
+
+
+def test_the_released_code_s_prototypes_are_scrambled_from_step_0_on():
+    """Bug A: what a class with pixels in two images leaves is not its mean."""
+    stage = begin("sdr", "disjoint", preset="official", settings=("net.bn_momentum_body=0.1",), base_iterations=1)
+    right = begin("sdr", "disjoint", settings=("proto.average=pixel",), base_iterations=1)
+    found, correct = (s.method.latent.prototypes["pixel"] for s in (stage, right))
+    assert torch.equal(found.seen, correct.seen)
+    assert not torch.allclose(found.mean[0], correct.mean[0], rtol=0.1)
+
+    config = make_config("sdr", "official")
+    student = build_network(config.net, N_OLD)
+    base_type, base_config = base_of(METHODS["sdr"], config)
+    method = base_type(base_config)
+    method.begin_step(StepInfo(0, 0, N_OLD, "disjoint"), student, None)
+    batch = make_batch(0, "disjoint")
+    with torch.no_grad():
+        output = student(normalise(batch.images))
+    method.terms(batch, output, None)
+    mean, count = torch.zeros_like(method.latent.prototypes["pixel"].mean), torch.zeros(N_OLD, dtype=torch.long)
+    grid = method.latent._grid(batch, output.features)
+    official.update_prototypes(mean, count, output.features, grid, drop_smallest=False)
+    assert torch.equal(method.latent.prototypes["pixel"].mean, mean)
+    assert torch.equal(method.latent.prototypes["pixel"].seen, count) and (count > 0).sum() > 2
+
+
+def test_the_sparsity_measures_of_the_released_code_differ():
+    values = set()
+    for kind in get_args(SparsityVariant):
+        stage = begin(f"sparsity-{kind}", "disjoint", preset="official", settings=("net.bn_momentum_body=0.1",))
+        stage.iterate(1)
+        values.add(stage.terms[0]["sp"])
+    assert len(values) == 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "processes", "message"),
+    [
+        (("cl.form=norm_sum",), 1, r"cl\.form=norm_sum: with latent\.official .* where it is mse\."),
+        (("proto.decay=0.5",), 1, r"proto\.decay=0\.5: .* where it is 0\.0\."),
+        ((), 2, "those of one process, and there are 2"),
+    ],
+)
+def test_what_the_released_code_cannot_do_is_refused(settings, processes, message):
+    with pytest.raises(UsageError, match=message):
+        require_released(make_config("sdr", "official", *settings), processes)
+    require_released(make_config("sdr", "official"), 1)
+    require_released(make_config("sdr", "default", *settings), processes)
+
+
+def test_background_without_a_prototype_takes_part_if_asked_to():
+    """In overlapped it never has one: it is drawn to 0 then, as every class of Eq. 6."""
+    known, all_of_them = (begin("sdr", "overlapped", settings=s) for s in ((), ("cl.background=include",)))
+    terms = []
+    for stage in (known, all_of_them):
+        terms.append({name: value.item() for name, value in stage.forward().items()})
+        assert stage.method.latent.prototypes["image"].seen[0] == 0
+    assert terms[0]["pm"] == terms[1]["pm"]
+    features = known.student(normalise(known.batch.images)).features
+    labels = known.method.latent._grid(known.batch, features)
+    sums = class_sums(features, labels, N_OLD + N_NEW)
+    present = ((sums.pixels > 0) & known.method.latent.prototypes["image"].known).sum()
+    to_zero = sums.square[0] / (sums.pixels[0] * features.shape[1])
+    expected = (terms[0]["attract"] * present + to_zero) / (present + 1)
+    assert terms[1]["attract"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_padding_is_distilled_if_asked_to():
+    skip, include = (begin("ilt", "disjoint", settings=s, lr=3e-4) for s in ((), ("kd.padding=include",)))
+    with torch.no_grad():  # where nothing has moved yet there is nothing to see
+        for stage in (skip, include):
+            next(iter(stage.student.body_parameters())).mul_(1.5)
+    a, b = skip.forward(), include.forward()
+    assert a["ce"] == b["ce"] and a["kd"] != b["kd"] and a["enc"] != b["enc"]
+
+
 def test_mib_has_the_authors_weight_on_15_1():
     assert METHODS["mib"].values("default", "15-1")["kd.weight"].value == 100
     assert METHODS["mib"].values("default", "15-5")["kd.weight"].value == 10
@@ -223,11 +355,6 @@ def test_any_term_can_be_put_on_top_of_any_method(name):
 
 
 def test_standard_segmentation_has_the_latent_terms_in_step_0():
-    from sdrseg.methods import StepInfo
-    from sdrseg.network import build_network
-
-    from methods_bench import Stage, make_batch
-
     config = make_config("offline-sp-cl")
     student = build_network(config.net, N_OLD)
     method = METHODS["offline-sp-cl"](config)
@@ -235,6 +362,11 @@ def test_standard_segmentation_has_the_latent_terms_in_step_0():
     stage = Stage(method, student, None, make_batch(0, "sequential"), torch.optim.SGD(student.parameters(), lr=0.01))
     stage.iterate(2)
     assert set(stage.terms[0]) == {"ce", "attract", "repel", "sp"}
+
+
+def test_image_by_image_also_with_norms():
+    batch, image = (begin("sdr", "disjoint", settings=("cl.form=norm_sum", *s)) for s in ((), ("cl.scope=image",)))
+    assert batch.forward()["attract"] > 1.5 * image.forward()["attract"] > 0
 
 
 @pytest.mark.parametrize("scope", ["cl.scope=image", "cl.form=norm_mean", "cl.labels=pseudo", "cl.background=exclude"])

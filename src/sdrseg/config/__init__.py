@@ -107,6 +107,9 @@ def load_config(
         config_from(layer, origin)  # each layer is checked by itself, so that a message names where a value stands
         for section, keys in layer.items():
             values.setdefault(section, {}).update(keys)
+    net = values.get("net", {})
+    if net.get("weights") == "none":  # statistics that start from nothing have to move
+        net.setdefault("bn_momentum_body", 0.1)
     return config_from(values, data_set)
 
 

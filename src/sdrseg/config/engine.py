@@ -45,6 +45,6 @@ class Run:
 
 
 FREE = {"data.workers", "data.cache"} | {
-    f"run.{name}" for name in ("accumulate", "speed", "save_minutes", "log_every", "on_bad_image")
+    f"run.{name}" for name in ("speed", "save_minutes", "log_every", "on_bad_image")
 }
 """What may differ when a run is resumed."""

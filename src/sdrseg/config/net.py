@@ -37,7 +37,9 @@ class Net:
     weights: str = setting(
         "imagenet", "pre-trained start: imagenet (by name, needs a network), none (random), or a file's path"
     )
-    bn_momentum_body: float = setting(0.01, "of the running statistics of batch norm in the body", 1e-6, 1)
+    bn_momentum_body: float = setting(
+        0.01, "of the running statistics of batch norm in the body; 0.1 with net.weights=none if not set", 1e-6, 1
+    )
     bn_momentum_head: float = setting(0.1, "and in the head", 1e-6, 1)
     bn_later: Literal["freeze_stats", "train"] = setting(
         "freeze_stats", "running statistics in later steps: used and left alone, or trained as in step 0"

@@ -31,7 +31,9 @@ class Kd:
     weight: float = setting(0.0, "λ_kd", 0)
     kind: Literal["standard", "unbiased", "binary", "cil", "cil_official"] = setting("unbiased", "which distillation")
     normaliser: Literal["n_old", "none"] = setting("n_old", "divide KD and UNKD by the number of old classes, or not")
-    padding: Literal["skip", "include"] = setting("skip", "pixels that an augmentation padded")
+    padding: Literal["skip", "include"] = setting(
+        "skip", "pixels that an augmentation padded, in every distillation; prototypes and sparsity never count them"
+    )
     entropy_weight: float = setting(1.0, "λ_GS of CIL", 0)
 
 
@@ -77,8 +79,9 @@ class Cl:
     scope: Literal["batch", "image"] = setting("batch", "attraction over the classes of the batch, or image by image")
     normaliser: Literal["classes", "pairs"] = setting("classes", "of the repulsion")
     labels: Literal["truth", "pseudo"] = setting("truth", "labels, or with background relabelled by the teacher")
-    background: Literal["include_if_known", "exclude"] = setting(
-        "include_if_known", "the background takes part if it has a prototype, or never"
+    background: Literal["include_if_known", "include", "exclude"] = setting(
+        "include_if_known",
+        "the background takes part if it has a prototype; always (where it has none, it is drawn to 0); or never",
     )
 
 

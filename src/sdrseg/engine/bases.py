@@ -25,11 +25,14 @@ from sdrseg.engine.checkpoint import load_tensors, save_tensors
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import cache_folder, write_json
 from sdrseg.methods import Method, find_method
+from sdrseg.methods.latent import learns_background
 from sdrseg.methods.own import source_digest
 from sdrseg.scenario import Step
 
 PARTS = ("model", "memory")
 LARGEST_HALF = 65504.0
+RECIPE = 2
+"""Counts changes of how a base is trained that no setting tells: 2, labels are resized by pixel centres."""
 
 
 def base_of(method: type[Method], config: Config) -> tuple[type[Method], Config]:
@@ -37,13 +40,15 @@ def base_of(method: type[Method], config: Config) -> tuple[type[Method], Config]
     if method.own_step0 or config.latent.step0:
         return method, config
     ce = Ce(reduction=config.ce.reduction)
-    off = {"kd": Kd(), "enc": Enc(), "pm": Pm(), "cl": Cl(), "sp": Sp(), "latent": Latent(), "importance": Importance()}
-    return find_method("ft"), replace(config, ce=ce, **off)  # type: ignore[arg-type]
+    off = {"kd": Kd(), "enc": Enc(), "pm": Pm(), "cl": Cl(), "sp": Sp(), "importance": Importance()}
+    latent = Latent(official=config.latent.official)  # of it depend the prototypes
+    return find_method("ft"), replace(config, ce=ce, latent=latent, **off)  # type: ignore[arg-type]
 
 
-def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex) -> str:
+def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex, protocol: str) -> str:
     """The key of the base that `base_of` trains on the images of step 0."""
     values = config.to_dict()
+    values["proto"]["background"] = learns_background(config, protocol, 0)  # of the protocol all that matters here
     for section in ("eval", "run", "shapes"):
         del values[section]
     for key in ("workers", "cache", "void_train"):  # void_train is in the label table
@@ -59,7 +64,7 @@ def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex
         values["net"]["weights"] = hashlib.sha256(file.read_bytes()).hexdigest()
     row_of = {id: row for row, id in enumerate(train.ids)}
     code = [own] if (own := source_digest(method)) else []
-    digest = hashlib.sha256(json.dumps([method.name, values, *code], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([RECIPE, method.name, values, *code], sort_keys=True).encode())
     digest.update("\0".join(step.train_ids).encode())
     digest.update(train.digests[[row_of[id] for id in step.train_ids]].tobytes())
     digest.update(step.train_table.tobytes())

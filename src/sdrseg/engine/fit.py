@@ -19,15 +19,22 @@ if TYPE_CHECKING:
     from sdrseg.network import Network
 
 
-def make_optimiser(network: Network, config: Config, step: int) -> torch.optim.SGD:
-    """SGD with one group for the body and one for the head."""
+def learning_rates(config: Config, step: int) -> tuple[float, float]:
+    """At the beginning of a step, of the body and of the head."""
     optim = config.optim
     lr, factor = (optim.lr, optim.head_lr_factor) if step == 0 else (optim.lr_later, optim.head_lr_factor_later)
     if optim.lr_rule == "linear":
         lr *= config.train.batch_size / optim.reference_batch
+    return lr, lr * factor
+
+
+def make_optimiser(network: Network, config: Config, step: int) -> torch.optim.SGD:
+    """SGD with one group for the body and one for the head."""
+    optim = config.optim
+    lr, head = learning_rates(config, step)
     groups = [
         {"params": list(network.body_parameters()), "lr": lr, "initial_lr": lr},
-        {"params": list(network.head_parameters()), "lr": lr * factor, "initial_lr": lr * factor},
+        {"params": list(network.head_parameters()), "lr": head, "initial_lr": head},
     ]
     options: dict[str, Any] = {"momentum": optim.momentum, "nesterov": optim.nesterov}
     fused = next(network.parameters()).is_cuda or None  # one kernel for many parameters

@@ -24,12 +24,13 @@ from sdrseg.engine.checkpoint import (
     with_prefix,
 )
 from sdrseg.engine.evaluate import offline_iou, score, score_step, summarise
-from sdrseg.engine.fit import fit, make_optimiser
+from sdrseg.engine.fit import fit, learning_rates, make_optimiser
 from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
 from sdrseg.errors import UsageError
 from sdrseg.methods import Method, StepInfo, limits_in, method_layers, resolve_method
+from sdrseg.methods.latent import require_released
 from sdrseg.methods.own import file_digest, require_super, require_weights
 from sdrseg.network import Network, build_network, statistics_warning
 from sdrseg.scenario import Step, parse_spec
@@ -64,6 +65,7 @@ def train(
         raise UsageError("eval.every scores during training, which needs held-out images: set train.holdout=0.2 too.")
     bound = None if offline is None else offline_iou(offline, scored_on(config))
     job = prepare_job(spec, method_name, config, data, out, bases, display)
+    require_released(config, job.everyone.world)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
     network = build_network(config.net, len(job.scenario.steps[0].channels))
     if not job.folder.has_model(0) and not job.bases.has(_base(job)[2]):
@@ -73,6 +75,9 @@ def train(
         if code := file_digest(job.method):
             identity["method_code"] = code
         open_run_folder(job, identity)
+    rates = [learning_rates(config.of_step(number), number) for number in range(min(2, len(job.scenario.steps)))]
+    spoken = ", then ".join(f"{body:g}" + (f" (head {head:g})" if head != body else "") for body, head in rates)
+    job.display.say(f"preset {preset}, learning rate {spoken}")
     for section, key, most in limits_in(layers):
         if getattr(getattr(config, section), key) == most:
             job.display.say(f"{section}.{key} = {most:g}, not more, for generated data (see docs/methods.md)")
@@ -168,14 +173,19 @@ def _train_step(job: Job, step: Step) -> None:
 def _base(job: Job) -> tuple[type[Method], Config, str]:
     """The method, configuration and key of step 0."""
     method_type, config = base_of(job.method, job.config.of_step(0))
-    return method_type, config, base_key(method_type, config, job.scenario.steps[0], job.indexes["train"])
+    key = base_key(method_type, config, job.scenario.steps[0], job.indexes["train"], _protocol(job))
+    return method_type, config, key
+
+
+def _protocol(job: Job) -> str:
+    return job.scenario.spec.protocol or "sequential"
 
 
 def assemble(job: Job, step: Step, method_type: type[Method], config: Config) -> tuple[Method, Network, Network | None]:
     """Method, student and teacher as they are when a step begins."""
     torch.manual_seed(config.train.seed * 1000 + step.number)
     old, new = len(step.old), len(step.new)
-    info = StepInfo(step.number, old, new, job.scenario.spec.protocol or "sequential")
+    info = StepInfo(step.number, old, new, _protocol(job))
     student = build_network(config.net, old if step.number > 0 else new)
     teacher = None
     method = method_type(config, job.everyone)

@@ -41,22 +41,37 @@ def _mean_squares(pixels: Tensor, total: Tensor, square: Tensor, prototypes: Pro
 
 
 def attraction_norm_sums(features: Tensor, labels: Tensor, prototypes: Prototypes, take: Tensor) -> Tensor:
-    """L_cl^a exactly as Eq. 6 prints it: (K, 2) [Σ_i ‖f_i − p_c‖, positions] of each class; see `attraction_norm`."""
+    """L_cl^a as Eq. 6 prints it, over the batch: (K, 2) [Σ_i ‖f_i − p_c‖, positions] of each class; see below."""
+    return _norms_by_image(features, labels, prototypes, take).sum(0)
+
+
+def attraction_norm(sums: Tensor, reduction: Literal["sum", "mean"] = "sum") -> Tensor:
+    """From (…, K, 2) sums: the mean over present classes of the sum (the paper) or mean over positions of the norms."""
+    total, count = sums.unbind(-1)
+    each = total if reduction == "sum" else total / count.clamp_min(1)
+    return each.sum(-1) / (count > 0).sum(-1).clamp_min(1)
+
+
+def attraction_norm_image_sums(
+    features: Tensor, labels: Tensor, prototypes: Prototypes, take: Tensor, reduction: Literal["sum", "mean"] = "sum"
+) -> Tensor:
+    """The same image by image, as Eq. 6 has it: (2,) [Σ over images, images with any class]."""
+    sums = _norms_by_image(features, labels, prototypes, take)
+    of_image = attraction_norm(sums, reduction)
+    return torch.stack([of_image.sum(), sums[..., 1].any(1).sum().to(of_image.dtype)])
+
+
+def _norms_by_image(features: Tensor, labels: Tensor, prototypes: Prototypes, take: Tensor) -> Tensor:
+    """(B, K, 2) [Σ_i ‖f_i − p_c‖, positions] of each class in each image."""
     x = rows_of(at_least_float32(features))
     label = labels.flatten(1).long()
     known = (take & prototypes.known)[label.clamp_max(len(take) - 1)] & (label != VOID)
     label = torch.where(known, label, 0)
     apart = (x - prototypes.mean.to(x.dtype)[label]).square().sum(2).clamp_min(EPS).sqrt()
-    per_class = torch.zeros(len(take), 2, dtype=x.dtype, device=x.device)
     values = torch.stack([torch.where(known, apart, 0), known.to(x.dtype)], dim=2)
-    return per_class.index_add(0, label.flatten(), values.flatten(0, 1))
-
-
-def attraction_norm(sums: Tensor, reduction: Literal["sum", "mean"] = "sum") -> Tensor:
-    """From (K, 2) sums: the mean over present classes of the sum (the paper) or mean over positions of the norms."""
-    total, count = sums.unbind(1)
-    each = total if reduction == "sum" else total / count.clamp_min(1)
-    return each.sum() / (count > 0).sum().clamp_min(1)
+    place = label + len(take) * torch.arange(len(label), device=label.device)[:, None]
+    sums = torch.zeros(len(label) * len(take), 2, dtype=x.dtype, device=x.device)
+    return sums.index_add(0, place.flatten(), values.flatten(0, 1)).view(len(label), len(take), 2)
 
 
 def repulsion(

@@ -67,7 +67,10 @@ def repulsion(features: Tensor, labels: Tensor) -> Tensor:
     """L_cl^r: the mean over ordered pairs of 1/‖p̂_j − p̂_l‖, with bug A. Bug E: above 25 classes the distance routine
     turns to a matrix product whose diagonal is not exactly 0, and its inverse enters the mean."""
     features = at_least_float32(features)
-    means = torch.stack([scrambled(features, labels, c).mean(1) for c in classes_in(labels)])
+    present = classes_in(labels)
+    if not present:
+        return features.sum() * 0
+    means = torch.stack([scrambled(features, labels, c).mean(1) for c in present])
     inverse = 1 / torch.cdist(means, means)
     inverse = inverse[~torch.isinf(inverse)]
     return torch.nan_to_num(inverse.mean()) if inverse.numel() else features.sum() * 0

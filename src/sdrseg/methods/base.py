@@ -111,10 +111,12 @@ class Method:
         """How many pixels of a batch the means of CE and KD go over."""
         everything = torch.ones_like(batch.padding)
         all_count = self.config.ce.reduction == "all" or self.config.ce.kind == "binary"
-        kept = everything if self.config.kd.padding == "include" else ~batch.padding
+        kept = self._distilled(batch)
         if self.config.kd.kind == "cil":
             kept = kept & ((batch.labels == 0) | (batch.labels == VOID))
         chosen = {"ce": everything if all_count else batch.labels != VOID, "kd": kept}
+        if self.config.kd.kind == "cil_official":  # a mean over its own pixels
+            del chosen["kd"]
         return {name: self.everyone.sum(pixels.sum().float()) for name, pixels in chosen.items()}
 
     def terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
@@ -125,7 +127,7 @@ class Method:
                 terms["kd"] = self._distillation(batch, student.logits, teacher.logits)
             if self.config.enc.weight > 0:
                 size = (student.features.shape[-2], student.features.shape[-1])
-                keep = ~to_grid(batch.padding, size)
+                keep = to_grid(self._distilled(batch), size)
                 sums = encoder_distillation_sums(student.features, teacher.features, keep)
                 terms["enc"] = self._mean("enc", sums)
         terms |= self.latent.terms(batch, student.features, None if teacher is None else teacher.logits)
@@ -171,11 +173,6 @@ class Method:
     def after_update(self, student: Network) -> None:
         """The optimiser has made its step."""
 
-    def survey(self, batch: Batch, student: Output, teacher: Output | None) -> None:
-        """A look at the step's data without gradient, before fitting; only called if `wants_survey`."""
-
-    wants_survey: ClassVar[bool] = False
-
     def end_step(self, student: Network) -> None:
         """The step is over."""
 
@@ -206,7 +203,7 @@ class Method:
         kd = self.config.kd
         if kd.kind == "cil_official":
             return official.cil(z, t, batch.labels)
-        keep = torch.ones_like(batch.padding) if kd.padding == "include" else ~batch.padding
+        keep = self._distilled(batch)
         if kd.kind == "cil":
             return self._mean("kd", cil_sums(z, t, batch.labels, keep, entropy_weight=kd.entropy_weight))
         if kd.kind == "binary":
@@ -214,6 +211,10 @@ class Method:
         sums = (unbiased_distillation_sums if kd.kind == "unbiased" else distillation_sums)(z, t, keep)
         value = self._mean("kd", sums)
         return value / t.shape[1] if kd.normaliser == "n_old" else value
+
+    def _distilled(self, batch: Batch) -> Tensor:
+        """(B, H, W) bool: the pixels at which the teacher is listened to."""
+        return torch.ones_like(batch.padding) if self.config.kd.padding == "include" else ~batch.padding
 
     def _mean(self, name: str, sums: Tensor) -> Tensor:
         """The mean over all processes and, where the batch comes in parts, this part's share of the whole mean."""

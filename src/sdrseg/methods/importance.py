@@ -65,7 +65,8 @@ class ImportanceMethod(Method):
     def terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         terms = super().terms(batch, student, teacher)
         if self.anchors:
-            terms["penalty"] = self.last_penalty  # a number for the log: its gradient is added in after_backward
+            # A number for the log, in as many parts as the batch has: its gradient is added in after_backward.
+            terms["penalty"] = self.last_penalty / self._parts
         return terms
 
     def objective(self) -> str:

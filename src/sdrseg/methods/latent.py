@@ -7,18 +7,20 @@ Order within an iteration: prototypes take in the batch, then the terms look at 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from sdrseg.config import Config
 from sdrseg.distributed import Everyone
+from sdrseg.errors import UsageError
 from sdrseg.losses import official
 from sdrseg.losses.contrast import (
     attraction,
     attraction_image_sums,
     attraction_norm,
+    attraction_norm_image_sums,
     attraction_norm_sums,
     repulsion,
     smallest_gap,
@@ -43,6 +45,37 @@ if TYPE_CHECKING:
 
 AVERAGES: tuple[Average, ...] = get_args(Average)
 
+RELEASED: dict[str, dict[str, Any]] = {
+    "proto": {"average": "pixel", "decay": 0.0},
+    "pm": {"distance": "mse", "normaliser": "present", "background": False},
+    "cl": {"form": "mse", "scope": "batch", "normaliser": "pairs", "labels": "truth", "background": "include"},
+    "sp": {"scope": "batch", "detach_max": False},
+}
+"""What the released code computes; `latent.official` knows nothing else."""
+
+
+def require_released(config: Config, processes: int) -> None:
+    """Refuse what the released code's terms would silently leave out."""
+    if processes > 1 and (config.latent.official or config.kd.kind == "cil_official"):
+        raise UsageError(
+            f"The released code's terms (latent.official, kd.kind=cil_official) are those of one process, and there "
+            f"are {processes}. Train on one device, or with another preset."
+        )
+    for section, keys in RELEASED.items():
+        for key, value in keys.items() if config.latent.official else ():
+            if (found := getattr(getattr(config, section), key)) != value:
+                raise UsageError(
+                    f"{section}.{key}={found}: with latent.official the terms are the released code's, where it is "
+                    f"{value}. Leave it out (--preset official sets it), or set latent.official=false too."
+                )
+
+
+def learns_background(config: Config, protocol: str, step: int) -> bool:
+    """Whether the background's prototype is updated in a step."""
+    if config.proto.background != "by_protocol":
+        return config.proto.background == "always"
+    return protocol == "sequential" or (protocol == "disjoint" and step == 0)
+
 
 class LatentSpace:
     """Running prototypes, and the terms on the features that the configuration switches on."""
@@ -62,12 +95,12 @@ class LatentSpace:
             if old is not None:
                 mean[: len(old.mean)], seen[: len(old.seen)] = old.mean, old.seen
             self.prototypes[average] = Prototypes(mean, seen)
-        protocol, rule = step.protocol, self.config.proto.background
-        by_protocol = protocol == "sequential" or (protocol == "disjoint" and step.number == 0)
         self._learned = torch.ones(step.classes, dtype=torch.bool, device=device)
-        self._learned[0] = by_protocol if rule == "by_protocol" else rule == "always"
+        self._learned[0] = learns_background(self.config, step.protocol, step.number)
         self._contrasted = torch.ones_like(self._learned)
-        self._contrasted[0] = self.config.cl.background == "include_if_known"
+        self._contrasted[0] = self.config.cl.background != "exclude"
+        self._known_anyway = torch.zeros_like(self._learned)
+        self._known_anyway[0] = self.config.cl.background == "include"
 
     def weights(self) -> dict[str, float]:
         config = self.config
@@ -133,14 +166,17 @@ class LatentSpace:
 
     def _contrast(self, features: Tensor, labels: Tensor, sums: ClassSums, pseudo: Tensor) -> dict[str, Tensor]:
         cl, average = self.config.cl, self.config.proto.average
-        prototypes = self.prototypes[average]
+        mean_of, seen = self.prototypes[average]
+        prototypes = Prototypes(mean_of, seen + self._known_anyway)
         if cl.labels == "pseudo":
             labels = pseudo
             sums = self.everyone.sum_all(class_sums(features, pseudo, self.step.classes))
         take = self._contrasted & prototypes.known
-        if cl.form != "mse":
-            norms = self.everyone.sum(attraction_norm_sums(features, labels, prototypes, take))
-            attract = attraction_norm(norms, "sum" if cl.form == "norm_sum" else "mean")
+        over: Literal["sum", "mean"] = "sum" if cl.form == "norm_sum" else "mean"
+        if cl.form != "mse" and cl.scope == "image":
+            attract = mean(self.everyone.sum(attraction_norm_image_sums(features, labels, prototypes, take, over)))
+        elif cl.form != "mse":
+            attract = attraction_norm(self.everyone.sum(attraction_norm_sums(features, labels, prototypes, take)), over)
         elif cl.scope == "image":
             attract = mean(self.everyone.sum(attraction_image_sums(features, labels, prototypes, take)))
         else:
@@ -177,8 +213,14 @@ class LatentSpace:
         if "repel" in weight:
             terms["repel"] = official.repulsion(features, labels)
         if "sp" in weight:
-            terms["sp"] = official.sparsity(features, labels)
+            terms["sp"] = self._official_sparsity(features, labels)
         return terms
+
+    def _official_sparsity(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Where the release is known to differ from our formulas; the other measures are the same there."""
+        if self.config.sp.variant == "class_max":
+            return official.sparsity(features, labels)
+        return official.lasso(features) if self.config.sp.variant == "l1" else self._sparsity(features, labels)
 
     @torch.no_grad()
     def metrics(self, batch: Batch, features: Tensor) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ PRESETS: dict[str, dict[str, From]] = {
         **RELEASED_NORM,
         "optim.lr": From(1e-2, "paper: section 5"),
         "optim.lr_later": From(1e-3, "paper: section 5"),
+        "optim.nesterov": From(False, "paper: SGD with momentum, no word of Nesterov"),
     },
     "official": {
         **RELEASED_NORM,
@@ -31,5 +32,11 @@ PRESETS: dict[str, dict[str, From]] = {
         "data.void_train": From("background", "release: void becomes background in the masked protocols"),
         "ce.reduction": From("all", "release: mean over all pixels"),
         "kd.padding": From("include", "release: its crops never pad"),
+        "proto.average": From("pixel", "release: cumulative mean over pixels"),
+        "cl.normaliser": From("pairs", "release: mean over ordered pairs"),
+        "cl.background": From("include", "release: every class in y*, with or without a prototype"),
+        "sp.scope": From("batch", "release: class maximum over the batch"),
+        "latent.official": From(True, "release: prototypes and terms on the features with its bugs"),
+        "train.seed": From(42, "release"),
     },
 }

@@ -26,11 +26,7 @@ class SDR(Method):
     by_preset = {
         "official": {
             "ce.kind": From("unbiased", "release: in every protocol"),
-            "proto.average": From("pixel", "release: cumulative mean over pixels"),
-            "cl.normaliser": From("pairs", "release: mean over ordered pairs"),
-            "sp.scope": From("batch", "release: class maximum over the batch"),
             "sp.weight": From(1e-3, RELEASE),
-            "latent.official": From(True, "release: with its bugs"),
         },
         "paper": {
             "kd.normaliser": From("none", "paper: MiB's printed formula"),
@@ -38,6 +34,7 @@ class SDR(Method):
             "pm.normaliser": From("n_old", "paper: Eq. 3"),
             "pm.background": From(True, "paper: Eq. 3, c ∈ C_{k−1}"),
             "cl.form": From("norm_sum", "paper: Eq. 6"),
+            "cl.background": From("include", "paper: Eq. 6 and 7, every class in y*"),
             "kd.weight": From(6.25, MEASURED),
             "pm.weight": From(2.36e-3, MEASURED),
             "cl.attract": From(3.72e-8, MEASURED),

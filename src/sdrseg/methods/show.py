@@ -7,6 +7,7 @@ from typing import Any
 from sdrseg.config import load_config
 from sdrseg.methods import METHODS, PRESETS, Method, find_method, method_layers, resolve_method
 from sdrseg.methods.studies import STUDIES
+from sdrseg.scenario.spec import ALIASES
 from sdrseg.terminal import console, print_json, print_table
 
 
@@ -27,6 +28,7 @@ def show_methods(json: bool) -> None:
 def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     """The terms, weights and switches of a method with the source of each number."""
     method = find_method(resolve_method(name))
+    task = next((names[task] for names in ALIASES.values() if task in names), task)
     built = _build(method, preset, task)
     weights = {"ce": 1.0} | {n: w for n, w in built.weights().items() if w > 0}
     values = [("preset " + preset, k, v) for k, v in PRESETS[preset].items()]
@@ -39,7 +41,10 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     out.print(f"{method.name}: {method.summary}", markup=False)
     out.print(f"later steps minimise: {built.objective()}", markup=False)
     own = "trained with this method" if method.own_step0 else "plain training, shared with other methods"
-    out.print(f"step 0: {own}\n", markup=False)
+    out.print(f"step 0: {own}", markup=False)
+    if task is not None and task not in method.by_task:
+        out.print(f"{task}: the same as any other task", markup=False)
+    out.print()
     print_table("Terms", ["term", "weight"], [[term, f"{weight:g}"] for term, weight in weights.items()])
     rows = [[key, f"{v.value:g}" if isinstance(v.value, float) else v.value, v.source, by] for by, key, v in values]
     print_table("Switches set", ["switch", "value", "where it comes from", "set by"], rows)

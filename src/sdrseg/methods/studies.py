@@ -19,10 +19,18 @@ CL = {"cl__attract": SDR.switches["cl.attract"].value, "cl__repel": SDR.switches
 
 
 def variant(of: type[Method], name: str, summary: str, source: str, **values: Any) -> type[Method]:
-    """A method that differs from another in some switches only ("kd__weight" stands for kd.weight)."""
-    changed = {key.replace("__", "."): From(value, source) for key, value in values.items()}
-    body = {"name": name, "summary": summary, "switches": {**of.switches, **changed}, "__doc__": summary}
-    return type(f"Variant_{name}", (of,), body)
+    """A method that differs from another in some switches only ("kd__weight" stands for kd.weight).
+
+    What it changes holds in every preset; what it shares with the other one follows the preset.
+    """
+    given = {key.replace("__", "."): From(value, source) for key, value in values.items()}
+    changed = {key for key, new in given.items() if key not in of.switches or of.switches[key].value != new.value}
+    by_preset = {
+        preset: {key: value for key, value in kept.items() if key not in changed}
+        for preset, kept in of.by_preset.items()
+    }
+    body = {"name": name, "summary": summary, "switches": {**of.switches, **given}, "by_preset": by_preset}
+    return type(f"Variant_{name}", (of,), {**body, "__doc__": summary})
 
 
 def _ablation() -> list[type[Method]]:
@@ -71,6 +79,11 @@ def _standard() -> list[type[Method]]:
         summary = f"Offline with {name.replace('-', ' and ')} switched on in step 0"
         extra = variant(Offline, f"offline-{name}", summary, source, latent__step0=True, **values)
         extra.own_step0 = True
+        sections = {key.partition("__")[0] for key in values}
+        extra.by_preset = {
+            preset: {key: value for key, value in changes.items() if key.partition(".")[0] in sections}
+            for preset, changes in SDR.by_preset.items()
+        }
         made.append(extra)
     return made
 
