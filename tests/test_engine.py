@@ -18,7 +18,7 @@ import torch
 
 from runs import SPEC, TINY, Quiet, content, end_well, free_port, run, script, start, torchrun, two_machines
 from sdrseg.config import load_config
-from sdrseg.engine.bases import BaseStore, parse_size, write_base
+from sdrseg.engine.bases import BaseStore, base_key, parse_size, write_base
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.folder import RunFolder
@@ -29,6 +29,7 @@ from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.network import build_network
 from sdrseg.report import write_report
 from sdrseg.terminal import TrainingDisplay
+from sdrseg.weights import read_tensors
 
 
 @pytest.fixture(scope="module")
@@ -507,6 +508,23 @@ def test_a_stored_base_needs_no_weights(finished, tmp_path, monkeypatch):
     run(tmp_path / "run", "mib", bases=finished.parent / "bases")
     with pytest.raises(SdrsegError, match="not at hand"):
         run(tmp_path / "other", "mib", bases=tmp_path / "empty")
+
+
+def test_a_file_of_weights_is_hashed_once_and_read_once(tmp_path, monkeypatch):
+    network = build_network(load_config("shapes", None, TINY).net, 9)
+    save_tensors(tmp_path / "start.safetensors", network.state_dict())
+    done = []
+
+    def counted(name, real):
+        return lambda *given: done.append(name) or real(*given)
+
+    monkeypatch.setattr("sdrseg.weights.read_tensors", counted("read", read_tensors))
+    monkeypatch.setattr("sdrseg.engine.job.base_key", counted("hashed", base_key))
+    display = Quiet()
+    settings = [*TINY, f"net.weights={tmp_path / 'start.safetensors'}"]
+    train(SPEC, "sdr", tmp_path / "run", assignments=settings, bases=tmp_path / "bases", display=display)
+    assert done == ["hashed", "read"]
+    assert sum("Weights of the whole network from" in text for text in display.said) == 1
 
 
 # --- bases that travel -----------------------------------------------------------------------------------------------

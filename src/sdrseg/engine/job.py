@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from sdrseg.data.index import ClassIndex, class_index
 from sdrseg.data.order import Share
 from sdrseg.data.source import Source, Split
 from sdrseg.distributed import Everyone
-from sdrseg.engine.bases import BaseStore
+from sdrseg.engine.bases import BaseStore, base_key, base_of
 from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.launch import Interruption, make_fabric
 from sdrseg.engine.watch import Log
@@ -50,6 +51,12 @@ class Job:
     @property
     def share(self) -> Share:
         return Share(self.everyone.rank, self.everyone.world)
+
+    @cached_property
+    def base(self) -> tuple[type[Method], Config, str]:
+        """The method, configuration and key of step 0; found once, because it takes reading the file of weights."""
+        method, config = base_of(self.method, self.config.of_step(0))
+        return method, config, base_key(method, config, self.scenario.steps[0], self.indexes["train"])
 
     def iterations_from(self, step: Step) -> int:
         """Iterations of a step and all that follow."""

@@ -14,7 +14,6 @@ from sdrseg import __version__
 from sdrseg.config import Config, load_config
 from sdrseg.data.batches import train_batches
 from sdrseg.data.order import TrainOrder
-from sdrseg.engine.bases import base_key, base_of
 from sdrseg.engine.checkpoint import (
     load_optimiser,
     load_random_state,
@@ -34,6 +33,8 @@ from sdrseg.methods.own import file_digest, require_super, require_weights
 from sdrseg.network import Network, build_network, statistics_warning
 from sdrseg.scenario import Step, parse_spec
 from sdrseg.weights import load_weights
+
+Assembled = tuple[Method, Network, Network | None]  # method, student, teacher
 
 
 def train(
@@ -65,9 +66,9 @@ def train(
     bound = None if offline is None else offline_iou(offline, scored_on(config))
     job = prepare_job(spec, method_name, config, data, out, bases, display)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
-    network = build_network(config.net, len(job.scenario.steps[0].channels))
-    if not job.folder.has_model(0) and not job.bases.has(_base(job)[2]):
-        load_weights(network, config.net.weights, config.net)  # what is wrong is said before the folder is made
+    ready = None
+    if not job.folder.has_model(0) and not job.bases.has(job.base[2]):
+        ready = assemble(job, job.scenario.steps[0], *job.base[:2])  # what is wrong is said before the folder is made
     if job.everyone.rank == 0:
         identity = {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__}
         if code := file_digest(job.method):
@@ -81,7 +82,8 @@ def train(
         with job.interruption:
             for step in job.scenario.steps:
                 if not job.folder.has_model(step.number):
-                    _train_step(job, step)
+                    _train_step(job, step, ready)
+                ready = None  # later steps need the memory
                 job.fabric.barrier()
                 if not job.folder.has_metrics(step.number):
                     score_step(job, step)
@@ -94,17 +96,17 @@ def train(
         job.folder.close()
 
 
-def _train_step(job: Job, step: Step) -> None:
-    """Fit one step from its beginning or from the saved state, and save the model."""
+def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
+    """Fit one step from its beginning or from the saved state, and save the model. `ready`: if assembled already."""
     method_type, config, key = job.method, job.config.of_step(step.number), None
     if step.number == 0:
-        method_type, config, key = _base(job)
+        method_type, config, key = job.base
     if key is not None and (base := job.bases.load(key)) is not None:
         job.display.say(f"step 0: taken from the store of bases ({key})")
         if job.everyone.rank == 0:
             job.folder.save_step(0, base[1], base[2], _meta(job, step, config, {"base": key}))
         return
-    method, student, teacher = assemble(job, step, method_type, config)
+    method, student, teacher = ready or assemble(job, step, method_type, config)
     optimiser = make_optimiser(student, config, step.number)
     cache = job.cache("train", "train", step.train_ids)
     batches = train_batches(job.source, step.train_ids, step.train_table, config, share=job.share, cache=cache)
@@ -165,13 +167,7 @@ def _train_step(job: Job, step: Step) -> None:
             job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
 
 
-def _base(job: Job) -> tuple[type[Method], Config, str]:
-    """The method, configuration and key of step 0."""
-    method_type, config = base_of(job.method, job.config.of_step(0))
-    return method_type, config, base_key(method_type, config, job.scenario.steps[0], job.indexes["train"])
-
-
-def assemble(job: Job, step: Step, method_type: type[Method], config: Config) -> tuple[Method, Network, Network | None]:
+def assemble(job: Job, step: Step, method_type: type[Method], config: Config) -> Assembled:
     """Method, student and teacher as they are when a step begins."""
     torch.manual_seed(config.train.seed * 1000 + step.number)
     old, new = len(step.old), len(step.new)
