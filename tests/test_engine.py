@@ -18,16 +18,19 @@ import torch
 
 from runs import SPEC, TINY, Quiet, content, end_well, free_port, run, script, start, torchrun, two_machines
 from sdrseg.config import load_config
+from sdrseg.data.order import TrainOrder
 from sdrseg.engine.bases import BaseStore, base_key, parse_size, write_base
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.job import prepare_job
 from sdrseg.engine.launch import InterruptedRunError, _devices_and_nodes
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import Log, NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.network import build_network
 from sdrseg.report import write_report
+from sdrseg.scenario import parse_spec
 from sdrseg.terminal import TrainingDisplay
 from sdrseg.weights import read_tensors
 
@@ -163,6 +166,17 @@ def test_scoring_during_training_without_held_out_images_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"train\.holdout=0\.2"):
         run(tmp_path / "run", "ft", "eval.every=1")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_order_of_images_alone_says_how_many_iterations_there_are(tmp_path, monkeypatch):
+    config = load_config("shapes", None, [*TINY, "train.epochs=3", "train.epochs_later=2", "train.batch_size_later=5"])
+    job = prepare_job(parse_spec(SPEC), "ft", config, None, tmp_path / "run", tmp_path / "bases", Quiet())
+    images = [len(step.train_ids) for step in job.scenario.steps]
+    later = [2 * (count // 5) for count in images[1:]]
+    left = [3 * (images[0] // 4) + sum(later), sum(later), later[1]]
+    assert [job.iterations_from(step) for step in job.scenario.steps] == left
+    monkeypatch.setattr(TrainOrder, "__len__", lambda self: 7)  # another rule
+    assert [job.iterations_from(step) for step in job.scenario.steps] == [21, 14, 7]
 
 
 # --- going on after a kill -------------------------------------------------------------------------------------------

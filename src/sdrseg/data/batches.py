@@ -196,9 +196,13 @@ def train_batches(
     cache: PixelCache | None = None,
 ) -> Batches:
     """Shuffled, augmented batches of `config.train.epochs` epochs."""
+    return _batches(source, ids, table, Augmented(config), train_order(ids, config, share), config, cache)
+
+
+def train_order(ids: Sequence[str], config: Config, share: Share | None = None) -> TrainOrder:
+    """The order of `config.train.epochs` epochs; its length is the number of iterations."""
     train = config.train
-    order = TrainOrder(ids, train.batch_size, train.epochs, train.seed, share)
-    return _batches(source, ids, table, Augmented(config), order, config, cache)
+    return TrainOrder(ids, train.batch_size, train.epochs, train.seed, share)
 
 
 def eval_batches(

@@ -12,7 +12,7 @@ import torch
 
 from sdrseg.config import Config
 from sdrseg.data import open_source
-from sdrseg.data.batches import workers
+from sdrseg.data.batches import train_order, workers
 from sdrseg.data.cache import PixelCache, build_cache, cache_device
 from sdrseg.data.index import ClassIndex, class_index
 from sdrseg.data.order import Share
@@ -60,8 +60,8 @@ class Job:
 
     def iterations_from(self, step: Step) -> int:
         """Iterations of a step and all that follow."""
-        trains = [(s, self.config.of_step(s.number).train) for s in self.scenario.steps[step.number :]]
-        return sum(train.epochs * (len(s.train_ids) // train.batch_size) for s, train in trains)
+        left = self.scenario.steps[step.number :]
+        return sum(len(train_order(s.train_ids, self.config.of_step(s.number), self.share)) for s in left)
 
     def cache(self, purpose: Literal["train", "score"], split: Split, ids: Sequence[str]) -> PixelCache | None:
         """The decoded images of a step, where they fit; kept while they hold all that is asked for.

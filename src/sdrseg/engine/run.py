@@ -112,7 +112,7 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
     batches = train_batches(job.source, step.train_ids, step.train_table, config, share=job.share, cache=cache)
     order = batches.order
     assert isinstance(order, TrainOrder)
-    iterations = config.train.epochs * order.batches_per_epoch
+    iterations = len(order)
     if step.number == 0 and (warning := statistics_warning(config.net, iterations)):
         job.display.say(f"warning: {warning}")
     state = job.folder.load_state(step.number)
