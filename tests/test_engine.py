@@ -524,6 +524,33 @@ def test_a_stored_base_needs_no_weights(finished, tmp_path, monkeypatch):
         run(tmp_path / "other", "mib", bases=tmp_path / "empty")
 
 
+@pytest.mark.parametrize("where", ["file", "file/below", "closed", "closed/below"])
+def test_a_store_that_cannot_be_written_is_said_before_the_folder_is_made(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "closed").mkdir(mode=0o500)
+    if where.startswith("closed") and os.access(tmp_path / "closed", os.W_OK):
+        pytest.skip("root may write everywhere")
+    with pytest.raises(SdrsegError, match=rf"{where}: the model of step 0 cannot be kept there \(.*--bases"):
+        run(tmp_path / "run", bases=tmp_path / where)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_store_that_cannot_be_written_is_read(finished, tmp_path):
+    store = tmp_path / "bases"
+    shutil.copytree(finished.parent / "bases", store)
+    if os.geteuid() != 0 or subprocess.run(["mount", "-o", "bind,ro", store, store]).returncode:
+        pytest.skip("cannot mount anything here")
+    try:
+        run(tmp_path / "run", bases=store)
+        with pytest.raises(
+            SdrsegError, match=r"bases: the model of step 0 cannot be kept there \(Read-only file system"
+        ):
+            run(tmp_path / "other", "sdr", "train.seed=5", bases=store)
+        assert content(tmp_path / "run") == content(finished) and not (tmp_path / "other").exists()
+    finally:
+        subprocess.run(["umount", "-l", store])
+
+
 def test_a_file_of_weights_is_hashed_once_and_read_once(tmp_path, monkeypatch):
     network = build_network(load_config("shapes", None, TINY).net, 9)
     save_tensors(tmp_path / "start.safetensors", network.state_dict())

@@ -68,6 +68,8 @@ def train(
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
     ready = None
     if not job.folder.has_model(0) and not job.bases.has(job.base[2]):
+        if job.everyone.rank == 0:
+            job.bases.require_writable()
         ready = assemble(job, job.scenario.steps[0], *job.base[:2])  # what is wrong is said before the folder is made
     if job.everyone.rank == 0:
         identity = {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__}
