@@ -27,7 +27,7 @@ from sdrseg.engine.job import prepare_job
 from sdrseg.engine.launch import InterruptedRunError, _devices_and_nodes
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import Log, NotFiniteError
-from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.network import build_network
 from sdrseg.report import write_report
 from sdrseg.scenario import parse_spec
@@ -278,27 +278,54 @@ def test_worker_processes_end_with_a_killed_run(tmp_path):
     assert all(Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z" for pid in left)
 
 
-def test_a_bad_image_stops_training_or_is_skipped_and_counted(tmp_path, monkeypatch):
+@pytest.fixture
+def broken(monkeypatch):
+    """Call it with the ids of generated images that shall not be readable any more."""
     from sdrseg.data.shapes import Shapes
-    from sdrseg.errors import DataError
 
-    real = Shapes.image
+    real, bad = Shapes.image, set()
 
     def image(self, id):
-        if id == "train-00007":
-            raise DataError("shapes:train-00007: cannot be read as a picture.")
+        if id in bad:
+            raise DataError(f"shapes:{id}: cannot be read as a picture.")
         return real(self, id)
 
     monkeypatch.setattr(Shapes, "image", image)
-    with pytest.raises(DataError, match="train-00007"):
-        run(tmp_path / "stop", "ft", "data.workers=0")
+    return bad.update
+
+
+@pytest.mark.parametrize("cache", ["off", "ram"])
+def test_a_bad_image_stops_training_or_is_skipped_and_counted(tmp_path, broken, cache):
+    broken(["train-00007"])
+    settings = ["data.workers=0", f"data.cache={cache}", "train.epochs=2"]
+    advice = "To go on with this run, mend the file or give --on-bad-image skip"
+    with pytest.raises(DataError, match=rf"train-00007: cannot be read as a picture\. {advice}\.$"):
+        run(tmp_path / "run", "ft", *settings)
     display = Quiet()
-    settings = [*TINY, "data.workers=0", "run.on_bad_image=skip", "train.epochs=2"]
-    train(SPEC, "ft", tmp_path / "skip", assignments=settings, bases=tmp_path / "bases", display=display)
+    skip = [*TINY, *settings, "run.on_bad_image=skip"]
+    train(SPEC, "ft", tmp_path / "run", assignments=skip, bases=tmp_path / "bases", display=display)
     said = [text for text in display.said if "skipped" in text]
     assert len(said) == 1 and "1 images could not be read and were skipped: train-00007 (" in said[0]
-    lines = (tmp_path / "skip/log.jsonl").read_text().splitlines()
+    lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
     assert any(json.loads(line).get("bad_images", {}).get("train-00007", 0) > 0 for line in lines)
+
+
+def test_what_is_scored_is_never_skipped(finished, tmp_path, broken):
+    scored = json.loads((finished / "scenario.json").read_text())["steps"][-1]["test_ids"]
+    broken(scored[:1])
+    with pytest.raises(DataError, match=rf"^shapes:{scored[0]}: cannot be read as a picture\.$"):
+        run(tmp_path / "test", "ft", "run.on_bad_image=skip", bases=finished.parent / "bases")
+    tune = ["run.on_bad_image=skip", "train.holdout=0.3"]
+    run(tmp_path / "tuned", "ft", *tune)  # test images have no part in it
+    held = json.loads((tmp_path / "tuned/scenario.json").read_text())["steps"][-1]["test_ids"]
+    broken(held[1:3])
+    message = rf"^shapes:{held[1]}: .* This image is held out \(and 1 more\): .* is never skipped.* mend or remove"
+    with pytest.raises(DataError, match=message):
+        run(tmp_path / "other", "mib", *tune)
+    assert not (tmp_path / "other").exists()
+    run(tmp_path / "tuned", "ft", *tune)  # nothing has to be scored any more
+    with pytest.raises(DataError, match=r"cannot be read as a picture\.$"):  # and skipping would not help
+        run(tmp_path / "other", "mib", tune[1])
 
 
 @pytest.mark.parametrize("method", ["pi", "rw"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -164,11 +165,12 @@ class Batches:
         return len(self.order)
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._make():
-            if isinstance(batch, DataError):
-                raise batch
-            self.order.advance()
-            yield batch
+        with trained_on() if isinstance(self.order, TrainOrder) else nullcontext():
+            for batch in self._make():
+                if isinstance(batch, DataError):
+                    raise batch
+                self.order.advance()
+                yield batch
 
     def _make(self) -> Iterator[Batch | DataError]:
         if isinstance(self.samples, Cached) or self.workers == 0:
@@ -184,6 +186,15 @@ class Batches:
                 worker_init_fn=end_with_parent(),
             )
         )
+
+
+@contextmanager
+def trained_on() -> Iterator[None]:
+    """An image that cannot be read and is trained on stops the run: say also how it can go on."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error} To go on with this run, mend the file or give --on-bad-image skip.") from error
 
 
 def train_batches(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from sdrseg.config import Config
 from sdrseg.data import open_source
-from sdrseg.data.batches import train_order, workers
+from sdrseg.data.batches import train_order, trained_on, workers
 from sdrseg.data.cache import PixelCache, build_cache, cache_device
 from sdrseg.data.index import ClassIndex, class_index
 from sdrseg.data.order import Share
@@ -75,7 +76,8 @@ class Job:
             known = self.indexes[split].size_by_id
             sizes = {id: known[id] for id in ids}
             place = cache_device(self.config.data.cache, sizes.values(), self.fabric.device)
-            kept = None if place is None else build_cache(self.source, sizes, place, workers(self.config))
+            with trained_on() if purpose == "train" else nullcontext():
+                kept = None if place is None else build_cache(self.source, sizes, place, workers(self.config))
         self._caches[purpose] = kept
         return kept
 

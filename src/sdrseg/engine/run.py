@@ -22,7 +22,7 @@ from sdrseg.engine.checkpoint import (
     under_prefix,
     with_prefix,
 )
-from sdrseg.engine.evaluate import offline_iou, score, score_step, summarise
+from sdrseg.engine.evaluate import offline_iou, require_held_out, score, score_step, summarise
 from sdrseg.engine.fit import fit, make_optimiser
 from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.passes import make_pass
@@ -66,6 +66,8 @@ def train(
     bound = None if offline is None else offline_iou(offline, scored_on(config))
     job = prepare_job(spec, method_name, config, data, out, bases, display)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
+    if job.everyone.rank == 0:
+        require_held_out(job)
     ready = None
     if not job.folder.has_model(0) and not job.bases.has(job.base[2]):
         if job.everyone.rank == 0:
