@@ -89,7 +89,7 @@ def score_saved(job: Job, step: Step) -> StepScore:
     _, model, _ = job.folder.load_step(step.number)
     network = build_network(job.config.net, len(step.channels))
     network.load_state_dict(model)
-    return score(job, step, network.to(job.fabric.device).to(memory_format=torch.channels_last))
+    return score(job, step, network.place_on(job.fabric.device))
 
 
 def score_step(job: Job, step: Step) -> None:

@@ -191,10 +191,10 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
             teacher = copy.deepcopy(student).eval().requires_grad_(False)
     for network in (student, teacher):
         if network is not None:
-            network.to(job.fabric.device).to(memory_format=torch.channels_last)
+            network.place_on(job.fabric.device)
     method.begin_step(info, student, teacher)
     require_super(method, "begin_step", "step")
-    student.to(job.fabric.device).to(memory_format=torch.channels_last)
+    student.place_on(job.fabric.device)
     if job.everyone.world > 1 and job.fabric.device.type == "cuda":
         convert_sync_batchnorm(student)  # type: ignore[no-untyped-call]
     elif job.everyone.world > 1:
