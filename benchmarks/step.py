@@ -87,7 +87,7 @@ class Step:
         torch.manual_seed(0)
 
         def network(classes: int) -> Any:
-            made = build_network(config.net, classes).to(fabric.device).to(memory_format=torch.channels_last)
+            made = build_network(config.net, classes).place_on(fabric.device)
             return calibrated(made, self.inputs[0])
 
         old, classes = (setting.old if number else 0), setting.old + setting.new

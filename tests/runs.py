@@ -71,10 +71,10 @@ def script(out: Path, more: Sequence[str] = (), before: str = "") -> Path:
     return file
 
 
-def start(*command: object, **variables: str) -> subprocess.Popen:
+def start(*command: object, stdout: int | None = None, **variables: str) -> subprocess.Popen:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     words = [sys.executable, *map(str, command)]
-    return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(words, env=environment, stdout=stdout, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def torchrun(out: Path, *options: str, more: Sequence[str] = (), **variables: str) -> subprocess.Popen:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 
+from runs import start
 from sdrseg import demo
 from sdrseg.demo import Outcome, verdict
 from sdrseg.engine.run import train
@@ -60,3 +62,21 @@ def test_the_demo_trains_compares_and_writes_a_report(tmp_path, monkeypatch, cap
     monkeypatch.setattr(demo, "Everyone", lambda: SimpleNamespace(rank=1))
     demo.run_demo(tmp_path, json=True)  # the second of several processes leaves it to the first
     assert capsys.readouterr().out == "" and not (tmp_path / "report.html").exists()
+
+
+def test_of_several_processes_the_first_alone_prints(tmp_path):
+    """From the first heading on, which comes before anything is trained."""
+    file = tmp_path / "program.py"
+    file.write_text(
+        "from pathlib import Path\nfrom sdrseg import demo\n"
+        "means = {'all': 0.5, 'old': 0.5, 'new': 0.5}\n"
+        "demo.train = lambda *_, **__: {'miou_by_step': [means, means]}\n"
+        "demo.write_report = lambda runs, file, data: (file, [])\n"
+        "demo.run_demo(Path('out'), json=False)\n"
+    )
+    two = start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", file, stdout=subprocess.PIPE)
+    out, err = (text.decode() for text in two.communicate(timeout=200))
+    assert two.returncode == 0, err
+    for heading in (f"{demo.SPEC}: a network learns", "fine-tuning (ft)", "MiB (mib)", "SDR (sdr)"):
+        assert err.count(heading) == 1
+    assert out.count("The report, with pictures: ") == 1

@@ -18,6 +18,7 @@ import torch
 
 from runs import SPEC, TINY, Quiet, content, end_well, free_port, run, script, start, torchrun, two_machines
 from sdrseg.config import load_config
+from sdrseg.data.order import TrainOrder
 from sdrseg.engine.bases import BaseStore, base_key, parse_size, write_base
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.evaluate import score_again
@@ -26,12 +27,13 @@ from sdrseg.engine.job import prepare_job
 from sdrseg.engine.launch import InterruptedRunError, _devices_and_nodes
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import Log, NotFiniteError
-from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.methods import METHODS
 from sdrseg.network import build_network
 from sdrseg.report import write_report
 from sdrseg.scenario import parse_spec
 from sdrseg.terminal import TrainingDisplay
+from sdrseg.weights import read_tensors
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +183,17 @@ def test_scoring_during_training_without_held_out_images_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_order_of_images_alone_says_how_many_iterations_there_are(tmp_path, monkeypatch):
+    config = load_config("shapes", None, [*TINY, "train.epochs=3", "train.epochs_later=2", "train.batch_size_later=5"])
+    job = prepare_job(parse_spec(SPEC), "ft", config, None, tmp_path / "run", tmp_path / "bases", Quiet())
+    images = [len(step.train_ids) for step in job.scenario.steps]
+    later = [2 * (count // 5) for count in images[1:]]
+    left = [3 * (images[0] // 4) + sum(later), sum(later), later[1]]
+    assert [job.iterations_from(step) for step in job.scenario.steps] == left
+    monkeypatch.setattr(TrainOrder, "__len__", lambda self: 7)  # another rule
+    assert [job.iterations_from(step) for step in job.scenario.steps] == [21, 14, 7]
+
+
 # --- going on after a kill -------------------------------------------------------------------------------------------
 
 
@@ -280,27 +293,54 @@ def test_worker_processes_end_with_a_killed_run(tmp_path):
     assert all(Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z" for pid in left)
 
 
-def test_a_bad_image_stops_training_or_is_skipped_and_counted(tmp_path, monkeypatch):
+@pytest.fixture
+def broken(monkeypatch):
+    """Call it with the ids of generated images that shall not be readable any more."""
     from sdrseg.data.shapes import Shapes
-    from sdrseg.errors import DataError
 
-    real = Shapes.image
+    real, bad = Shapes.image, set()
 
     def image(self, id):
-        if id == "train-00007":
-            raise DataError("shapes:train-00007: cannot be read as a picture.")
+        if id in bad:
+            raise DataError(f"shapes:{id}: cannot be read as a picture.")
         return real(self, id)
 
     monkeypatch.setattr(Shapes, "image", image)
-    with pytest.raises(DataError, match="train-00007"):
-        run(tmp_path / "stop", "ft", "data.workers=0")
+    return bad.update
+
+
+@pytest.mark.parametrize("cache", ["off", "ram"])
+def test_a_bad_image_stops_training_or_is_skipped_and_counted(tmp_path, broken, cache):
+    broken(["train-00007"])
+    settings = ["data.workers=0", f"data.cache={cache}", "train.epochs=2"]
+    advice = "To go on with this run, mend the file or give --on-bad-image skip"
+    with pytest.raises(DataError, match=rf"train-00007: cannot be read as a picture\. {advice}\.$"):
+        run(tmp_path / "run", "ft", *settings)
     display = Quiet()
-    settings = [*TINY, "data.workers=0", "run.on_bad_image=skip", "train.epochs=2"]
-    train(SPEC, "ft", tmp_path / "skip", assignments=settings, bases=tmp_path / "bases", display=display)
+    skip = [*TINY, *settings, "run.on_bad_image=skip"]
+    train(SPEC, "ft", tmp_path / "run", assignments=skip, bases=tmp_path / "bases", display=display)
     said = [text for text in display.said if "skipped" in text]
     assert len(said) == 1 and "1 images could not be read and were skipped: train-00007 (" in said[0]
-    lines = (tmp_path / "skip/log.jsonl").read_text().splitlines()
+    lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
     assert any(json.loads(line).get("bad_images", {}).get("train-00007", 0) > 0 for line in lines)
+
+
+def test_what_is_scored_is_never_skipped(finished, tmp_path, broken):
+    scored = json.loads((finished / "scenario.json").read_text())["steps"][-1]["test_ids"]
+    broken(scored[:1])
+    with pytest.raises(DataError, match=rf"^shapes:{scored[0]}: cannot be read as a picture\.$"):
+        run(tmp_path / "test", "ft", "run.on_bad_image=skip", bases=finished.parent / "bases")
+    tune = ["run.on_bad_image=skip", "train.holdout=0.3"]
+    run(tmp_path / "tuned", "ft", *tune)  # test images have no part in it
+    held = json.loads((tmp_path / "tuned/scenario.json").read_text())["steps"][-1]["test_ids"]
+    broken(held[1:3])
+    message = rf"^shapes:{held[1]}: .* This image is held out \(and 1 more\): .* is never skipped.* mend or remove"
+    with pytest.raises(DataError, match=message):
+        run(tmp_path / "other", "mib", *tune)
+    assert not (tmp_path / "other").exists()
+    run(tmp_path / "tuned", "ft", *tune)  # nothing has to be scored any more
+    with pytest.raises(DataError, match=r"cannot be read as a picture\.$"):  # and skipping would not help
+        run(tmp_path / "other", "mib", tune[1])
 
 
 @pytest.mark.parametrize("method", ["pi", "rw"])
@@ -524,6 +564,50 @@ def test_a_stored_base_needs_no_weights(finished, tmp_path, monkeypatch):
     run(tmp_path / "run", "mib", bases=finished.parent / "bases")
     with pytest.raises(SdrsegError, match="not at hand"):
         run(tmp_path / "other", "mib", bases=tmp_path / "empty")
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "closed", "closed/below"])
+def test_a_store_that_cannot_be_written_is_said_before_the_folder_is_made(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "closed").mkdir(mode=0o500)
+    if where.startswith("closed") and os.access(tmp_path / "closed", os.W_OK):
+        pytest.skip("root may write everywhere")
+    with pytest.raises(SdrsegError, match=rf"{where}: the model of step 0 cannot be kept there \(.*--bases"):
+        run(tmp_path / "run", bases=tmp_path / where)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_store_that_cannot_be_written_is_read(finished, tmp_path):
+    store = tmp_path / "bases"
+    shutil.copytree(finished.parent / "bases", store)
+    if os.geteuid() != 0 or subprocess.run(["mount", "-o", "bind,ro", store, store]).returncode:
+        pytest.skip("cannot mount anything here")
+    try:
+        run(tmp_path / "run", bases=store)
+        with pytest.raises(
+            SdrsegError, match=r"bases: the model of step 0 cannot be kept there \(Read-only file system"
+        ):
+            run(tmp_path / "other", "sdr", "train.seed=5", bases=store)
+        assert content(tmp_path / "run") == content(finished) and not (tmp_path / "other").exists()
+    finally:
+        subprocess.run(["umount", "-l", store])
+
+
+def test_a_file_of_weights_is_hashed_once_and_read_once(tmp_path, monkeypatch):
+    network = build_network(load_config("shapes", None, TINY).net, 9)
+    save_tensors(tmp_path / "start.safetensors", network.state_dict())
+    done = []
+
+    def counted(name, real):
+        return lambda *given: done.append(name) or real(*given)
+
+    monkeypatch.setattr("sdrseg.weights.read_tensors", counted("read", read_tensors))
+    monkeypatch.setattr("sdrseg.engine.job.base_key", counted("hashed", base_key))
+    display = Quiet()
+    settings = [*TINY, f"net.weights={tmp_path / 'start.safetensors'}"]
+    train(SPEC, "sdr", tmp_path / "run", assignments=settings, bases=tmp_path / "bases", display=display)
+    assert done == ["hashed", "read"]
+    assert sum("Weights of the whole network from" in text for text in display.said) == 1
 
 
 # --- bases that travel -----------------------------------------------------------------------------------------------

@@ -444,7 +444,8 @@ def test_precision_and_memory_format(decoder):
         torch.float32,
     )
     assert torch.allclose(low.logits.float(), plain.logits, atol=0.05)
-    last = network.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
+    last = network.place_on(torch.device("cpu"))(x.to(memory_format=torch.channels_last))
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in network.parameters() if p.dim() == 4)
     assert last.features.is_contiguous(memory_format=torch.channels_last)
     assert torch.allclose(last.logits, plain.logits, atol=1e-5)
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sdrseg.config import load_config
 from sdrseg.distributed import Everyone
+from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.run import train
 from sdrseg.report import write_report
 from sdrseg.terminal import console, print_json, print_table
@@ -30,14 +32,16 @@ class Outcome(NamedTuple):
 
 def run_demo(out: Path, json: bool) -> None:
     """Train a base, add classes with three methods from it, print what came of it, and write a report."""
+    make_fabric(load_config("shapes"))  # several processes meet here, and know which of them is the first
     screen = console(stderr=True)
+    screen.quiet = Everyone().rank > 0
     screen.print(f"{SPEC}: a network learns 8 classes of generated shapes, then 2 more, without images of the first 8.")
     outcomes = {}
     for method, name in METHODS.items():
         screen.print(f"\n{name} ({method})")
         summary = train(SPEC, method, out / method, bases=out / "bases")
         outcomes[method] = _outcome(summary)
-    if Everyone().rank > 0:  # of several processes the first says it
+    if screen.quiet:
         return
     page, notes = write_report([out / method for method in METHODS], out / "report.html", None)
     sentence = verdict(outcomes)

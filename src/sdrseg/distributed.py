@@ -26,7 +26,7 @@ class Everyone:
 
     def sum(self, x: Tensor) -> Tensor:
         """Σ over processes, with gradient."""
-        return x if self.world == 1 else _Sum.apply(x, self.world)
+        return x if self.world == 1 else _apply(_Sum, x, self.world)
 
     def sum_all(self, sums: Sums) -> Sums:
         """Σ over processes of every tensor of a named tuple, in one exchange."""
@@ -38,7 +38,7 @@ class Everyone:
 
     def max(self, x: Tensor) -> Tensor:
         """The maximum over processes, with gradient to those that hold it."""
-        return x if self.world == 1 else _Max.apply(x)
+        return x if self.world == 1 else _apply(_Max, x)
 
     def any(self, here: bool) -> bool:
         """Whether it is so in any process."""
@@ -46,6 +46,12 @@ class Everyone:
             return here
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         return bool(self.max(torch.tensor(float(here), device=device)) > 0)
+
+
+def _apply(function: Any, *given: Any) -> Tensor:
+    """Its `apply`, which not every version of torch declares with types."""
+    result: Tensor = function.apply(*given)
+    return result
 
 
 class _Sum(torch.autograd.Function):

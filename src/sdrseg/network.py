@@ -95,6 +95,12 @@ class Network(nn.Module):
             grown.bias[n_old:] = grown.bias[0]
         self.classifier = grown
 
+    def place_on(self, device: torch.device) -> Network:
+        """Move it to a device, laid out there as convolutions like it best: channels last."""
+        move: Any = self.to  # not every version of torch declares memory_format
+        move(device, memory_format=torch.channels_last)
+        return self
+
     def body_parameters(self) -> Iterator[nn.Parameter]:
         return self.body.parameters()
 

@@ -41,7 +41,9 @@ class Run:
     )
     save_minutes: float = setting(5.0, "minutes between two saved states within a step", 0)
     log_every: int = setting(20, "iterations between two lines of the log", 1)
-    on_bad_image: Literal["stop", "skip"] = setting("stop", "a training image that cannot be read")
+    on_bad_image: Literal["stop", "skip"] = setting(
+        "stop", "a training image that cannot be read; what is scored (held-out images too) is never skipped"
+    )
 
 
 FREE = {"data.workers", "data.cache"} | {

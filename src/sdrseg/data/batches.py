@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -164,11 +165,12 @@ class Batches:
         return len(self.order)
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._make():
-            if isinstance(batch, DataError):
-                raise batch
-            self.order.advance()
-            yield batch
+        with trained_on() if isinstance(self.order, TrainOrder) else nullcontext():
+            for batch in self._make():
+                if isinstance(batch, DataError):
+                    raise batch
+                self.order.advance()
+                yield batch
 
     def _make(self) -> Iterator[Batch | DataError]:
         if isinstance(self.samples, Cached) or self.workers == 0:
@@ -186,6 +188,15 @@ class Batches:
         )
 
 
+@contextmanager
+def trained_on() -> Iterator[None]:
+    """An image that cannot be read and is trained on stops the run: say also how it can go on."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error} To go on with this run, mend the file or give --on-bad-image skip.") from error
+
+
 def train_batches(
     source: Source,
     ids: Sequence[str],
@@ -196,9 +207,13 @@ def train_batches(
     cache: PixelCache | None = None,
 ) -> Batches:
     """Shuffled, augmented batches of `config.train.epochs` epochs."""
+    return _batches(source, ids, table, Augmented(config), train_order(ids, config, share), config, cache)
+
+
+def train_order(ids: Sequence[str], config: Config, share: Share | None = None) -> TrainOrder:
+    """The order of `config.train.epochs` epochs; its length is the number of iterations."""
     train = config.train
-    order = TrainOrder(ids, train.batch_size, train.epochs, train.seed, share)
-    return _batches(source, ids, table, Augmented(config), order, config, cache)
+    return TrainOrder(ids, train.batch_size, train.epochs, train.seed, share)
 
 
 def eval_batches(

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -78,7 +80,18 @@ class BaseStore:
         self.folder = folder or cache_folder() / "bases"
 
     def has(self, key: str) -> bool:
-        return (self.folder / key / "meta.json").exists()
+        return os.access(self.folder / key / "meta.json", os.R_OK)
+
+    def require_writable(self) -> None:
+        """Say before a base is trained that it could not be kept. A store that holds it need not be written."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=self.folder).close()
+        except OSError as error:
+            raise SdrsegError(
+                f"{self.folder}: the model of step 0 cannot be kept there ({error.strerror}). "
+                f"Choose a folder you can write to with --bases."
+            ) from error
 
     def load(self, key: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None:
         """(meta, model, memory) of a base, or None."""

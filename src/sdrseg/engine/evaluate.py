@@ -13,15 +13,17 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from sdrseg.config import config_from
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batches, eval_batches
+from sdrseg.data.index import map_with_threads
 from sdrseg.distributed import Everyone
 from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.job import TEST_IMAGES, Job, prepare_job
-from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.losses.pixels import VOID
 from sdrseg.metrics import StepScore, summary
 from sdrseg.network import Network, build_network
 from sdrseg.scenario import Step, parse_spec
+from sdrseg.terminal import progress
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -55,12 +57,39 @@ def score(job: Job, step: Step, network: Network) -> StepScore:
     return StepScore(step.number, names, len(job.scenario.steps[0].channels), matrix)
 
 
+def require_held_out(job: Job) -> None:
+    """Where bad images are skipped, stop before any work is done if a held-out one cannot be read.
+
+    Held-out images stand for the test images: leaving some out would make scores that cannot be compared.
+    """
+    left = [step for step in job.scenario.steps if not job.folder.has_metrics(step.number)]
+    ids = sorted({id for step in left if step.test_split == "train" for id in step.test_ids})
+    if job.config.run.on_bad_image == "stop" or not ids:
+        return
+
+    def problem(id: str) -> str | None:
+        try:
+            job.source.pair(id)
+        except DataError as error:
+            return str(error)
+        return None
+
+    with progress("reading held-out images") as report:
+        wrong = [why for why in map_with_threads(problem, ids, report) if why is not None]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise DataError(
+            f"{wrong[0]} This image is held out{more}: it would be scored, and what is scored is never skipped. "
+            f"`sdrseg data` lists every problem; mend or remove these files."
+        )
+
+
 def score_saved(job: Job, step: Step) -> StepScore:
     """The scores of a step's saved model."""
     _, model, _ = job.folder.load_step(step.number)
     network = build_network(job.config.net, len(step.channels))
     network.load_state_dict(model)
-    return score(job, step, network.to(job.fabric.device).to(memory_format=torch.channels_last))
+    return score(job, step, network.place_on(job.fabric.device))
 
 
 def score_step(job: Job, step: Step) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,13 +13,13 @@ import torch
 
 from sdrseg.config import Config
 from sdrseg.data import open_source
-from sdrseg.data.batches import workers
+from sdrseg.data.batches import train_order, trained_on, workers
 from sdrseg.data.cache import PixelCache, build_cache, cache_device
 from sdrseg.data.index import ClassIndex, class_index
 from sdrseg.data.order import Share
 from sdrseg.data.source import Source, Split
 from sdrseg.distributed import Everyone
-from sdrseg.engine.bases import BaseStore
+from sdrseg.engine.bases import BaseStore, base_key, base_of
 from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.launch import Interruption, make_fabric
 from sdrseg.engine.watch import Log
@@ -51,10 +53,20 @@ class Job:
     def share(self) -> Share:
         return Share(self.everyone.rank, self.everyone.world)
 
+    @cached_property
+    def base(self) -> tuple[type[Method], Config, str]:
+        """The method, configuration and key of step 0; found once, because it takes reading the file of weights."""
+        method, config = base_of(self.method, self.config.of_step(0))
+        return method, config, base_key(method, config, self.scenario.steps[0], self.indexes["train"], self.protocol)
+
+    @property
+    def protocol(self) -> str:
+        return self.scenario.spec.protocol or "sequential"
+
     def iterations_from(self, step: Step) -> int:
         """Iterations of a step and all that follow."""
-        trains = [(s, self.config.of_step(s.number).train) for s in self.scenario.steps[step.number :]]
-        return sum(train.epochs * (len(s.train_ids) // train.batch_size) for s, train in trains)
+        left = self.scenario.steps[step.number :]
+        return sum(len(train_order(s.train_ids, self.config.of_step(s.number), self.share)) for s in left)
 
     def cache(self, purpose: Literal["train", "score"], split: Split, ids: Sequence[str]) -> PixelCache | None:
         """The decoded images of a step, where they fit; kept while they hold all that is asked for.
@@ -68,7 +80,8 @@ class Job:
             known = self.indexes[split].size_by_id
             sizes = {id: known[id] for id in ids}
             place = cache_device(self.config.data.cache, sizes.values(), self.fabric.device)
-            kept = None if place is None else build_cache(self.source, sizes, place, workers(self.config))
+            with trained_on() if purpose == "train" else nullcontext():
+                kept = None if place is None else build_cache(self.source, sizes, place, workers(self.config))
         self._caches[purpose] = kept
         return kept
 

@@ -14,7 +14,6 @@ from sdrseg import __version__
 from sdrseg.config import Config, load_config
 from sdrseg.data.batches import train_batches
 from sdrseg.data.order import TrainOrder
-from sdrseg.engine.bases import base_key, base_of
 from sdrseg.engine.checkpoint import (
     load_optimiser,
     load_random_state,
@@ -23,7 +22,7 @@ from sdrseg.engine.checkpoint import (
     under_prefix,
     with_prefix,
 )
-from sdrseg.engine.evaluate import offline_iou, score, score_step, summarise
+from sdrseg.engine.evaluate import offline_iou, require_held_out, score, score_step, summarise
 from sdrseg.engine.fit import fit, learning_rates, make_optimiser
 from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.passes import make_pass
@@ -35,6 +34,8 @@ from sdrseg.methods.own import file_digest, require_super, require_weights
 from sdrseg.network import Network, build_network, statistics_warning
 from sdrseg.scenario import Step, parse_spec
 from sdrseg.weights import load_weights
+
+Assembled = tuple[Method, Network, Network | None]  # method, student, teacher
 
 
 def train(
@@ -67,9 +68,13 @@ def train(
     job = prepare_job(spec, method_name, config, data, out, bases, display)
     require_released(config, job.everyone.world)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
-    network = build_network(config.net, len(job.scenario.steps[0].channels))
-    if not job.folder.has_model(0) and not job.bases.has(_base(job)[2]):
-        load_weights(network, config.net.weights, config.net)  # what is wrong is said before the folder is made
+    if job.everyone.rank == 0:
+        require_held_out(job)
+    ready = None
+    if not job.folder.has_model(0) and not job.bases.has(job.base[2]):
+        if job.everyone.rank == 0:
+            job.bases.require_writable()
+        ready = assemble(job, job.scenario.steps[0], *job.base[:2])  # what is wrong is said before the folder is made
     if job.everyone.rank == 0:
         identity = {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__}
         if code := file_digest(job.method):
@@ -86,7 +91,8 @@ def train(
         with job.interruption:
             for step in job.scenario.steps:
                 if not job.folder.has_model(step.number):
-                    _train_step(job, step)
+                    _train_step(job, step, ready)
+                ready = None  # later steps need the memory
                 job.fabric.barrier()
                 if not job.folder.has_metrics(step.number):
                     score_step(job, step)
@@ -99,23 +105,23 @@ def train(
         job.folder.close()
 
 
-def _train_step(job: Job, step: Step) -> None:
-    """Fit one step from its beginning or from the saved state, and save the model."""
+def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
+    """Fit one step from its beginning or from the saved state, and save the model. `ready`: if assembled already."""
     method_type, config, key = job.method, job.config.of_step(step.number), None
     if step.number == 0:
-        method_type, config, key = _base(job)
+        method_type, config, key = job.base
     if key is not None and (base := job.bases.load(key)) is not None:
         job.display.say(f"step 0: taken from the store of bases ({key})")
         if job.everyone.rank == 0:
             job.folder.save_step(0, base[1], base[2], _meta(job, step, config, {"base": key}))
         return
-    method, student, teacher = assemble(job, step, method_type, config)
+    method, student, teacher = ready or assemble(job, step, method_type, config)
     optimiser = make_optimiser(student, config, step.number)
     cache = job.cache("train", "train", step.train_ids)
     batches = train_batches(job.source, step.train_ids, step.train_table, config, share=job.share, cache=cache)
     order = batches.order
     assert isinstance(order, TrainOrder)
-    iterations = config.train.epochs * order.batches_per_epoch
+    iterations = len(order)
     if step.number == 0 and (warning := statistics_warning(config.net, iterations)):
         job.display.say(f"warning: {warning}")
     state = job.folder.load_state(step.number)
@@ -170,22 +176,11 @@ def _train_step(job: Job, step: Step) -> None:
             job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
 
 
-def _base(job: Job) -> tuple[type[Method], Config, str]:
-    """The method, configuration and key of step 0."""
-    method_type, config = base_of(job.method, job.config.of_step(0))
-    key = base_key(method_type, config, job.scenario.steps[0], job.indexes["train"], _protocol(job))
-    return method_type, config, key
-
-
-def _protocol(job: Job) -> str:
-    return job.scenario.spec.protocol or "sequential"
-
-
-def assemble(job: Job, step: Step, method_type: type[Method], config: Config) -> tuple[Method, Network, Network | None]:
+def assemble(job: Job, step: Step, method_type: type[Method], config: Config) -> Assembled:
     """Method, student and teacher as they are when a step begins."""
     torch.manual_seed(config.train.seed * 1000 + step.number)
     old, new = len(step.old), len(step.new)
-    info = StepInfo(step.number, old, new, _protocol(job))
+    info = StepInfo(step.number, old, new, job.protocol)
     student = build_network(config.net, old if step.number > 0 else new)
     teacher = None
     method = method_type(config, job.everyone)
@@ -201,10 +196,10 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
             teacher = copy.deepcopy(student).eval().requires_grad_(False)
     for network in (student, teacher):
         if network is not None:
-            network.to(job.fabric.device).to(memory_format=torch.channels_last)
+            network.place_on(job.fabric.device)
     method.begin_step(info, student, teacher)
     require_super(method, "begin_step", "step")
-    student.to(job.fabric.device).to(memory_format=torch.channels_last)
+    student.place_on(job.fabric.device)
     if job.everyone.world > 1 and job.fabric.device.type == "cuda":
         convert_sync_batchnorm(student)  # type: ignore[no-untyped-call]
     elif job.everyone.world > 1:

@@ -181,7 +181,7 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
         raise SdrsegError(
             f"{folder}: the weights do not fit the network that meta.json describes ({error})."
         ) from error
-    network.eval().requires_grad_(False).to(place).to(memory_format=torch.channels_last)
+    network.eval().requires_grad_(False).place_on(place)
     return Model(
         class_infos(meta["classes"]),
         _forward(network, place, config.run.precision),
