@@ -66,7 +66,7 @@ def main() -> None:
     weights = method.weights()
     norms: dict[str, list[list[float]]] = {name: [[], []] for name in TERMS}
     batches = train_batches(
-        job.source, step.train_ids, step.train_table, config, cache=job.cache("train", step.train_ids)
+        job.source, step.train_ids, step.train_table, config, cache=job.cache("train", "train", step.train_ids)
     )
     for batch in islice(batches, args.iterations):
         batch = batch.to(job.fabric.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import socket
 import traceback
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -29,7 +30,7 @@ VARIANTS = {  # every collective that some switch needs
     "sdr, sequential": ("sdr", "sequential", ()),
     "sdr, all pixels": ("sdr", "disjoint", ("ce.reduction=all",)),
 }
-CASES = {name: (name, "disjoint", ()) for name in METHODS} | VARIANTS
+CASES = {name: (name, "disjoint", ()) for name in METHODS} | VARIANTS | {"counts": ()}
 OPTIONS = {"lr": 3e-4, "base_lr": 0.05, "base_iterations": 30}  # classes apart enough for the repulsion in float32
 
 
@@ -90,12 +91,17 @@ def check(rank: int, name: str, protocol: str, settings: tuple[str, ...]) -> Non
         assert torch.allclose(value.double(), other.double(), rtol=1e-9, atol=1e-9), key
 
 
+def check_counts(rank: int) -> None:
+    found = Everyone().counted(Counter({"both": 1, str(rank): 2}))
+    assert found == {"both": 2, "0": 2, "1": 2}
+
+
 def work(rank: int, port: int, cases: dict, results) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     for label, case in cases.items():
         try:
-            check(rank, *case)
+            check(rank, *case) if case else check_counts(rank)
             outcome = ""
         except Exception:
             outcome = traceback.format_exc()

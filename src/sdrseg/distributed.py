@@ -7,6 +7,7 @@ what the sums here do, and then N processes with B/N images each train exactly l
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, TypeVar
 
 import torch
@@ -46,6 +47,14 @@ class Everyone:
             return here
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         return bool(self.max(torch.tensor(float(here), device=device)) > 0)
+
+    def counted(self, here: Counter[str]) -> Counter[str]:
+        """Σ over processes of what each has counted."""
+        if self.world == 1:
+            return here
+        all_of_them: list[Counter[str]] = [Counter()] * self.world
+        dist.all_gather_object(all_of_them, here)
+        return sum(all_of_them, Counter())
 
 
 def _apply(function: Any, *given: Any) -> Tensor:

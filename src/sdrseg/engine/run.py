@@ -165,9 +165,9 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
     job.interruption.save = None
     if job.log is not None:
         job.log.write("passes", step=step.number, how=compute.how)
-    if watch.bad:
-        skipped = ", ".join(f"{id} ({count} times)" for id, count in sorted(watch.bad.items()))
-        job.display.say(f"step {step.number}: {len(watch.bad)} images could not be read and were skipped: {skipped}")
+    if bad := job.everyone.counted(watch.bad):
+        skipped = ", ".join(f"{id} ({count} times)" for id, count in sorted(bad.items()))
+        job.display.say(f"step {step.number}: {len(bad)} images could not be read and were skipped: {skipped}")
     method.end_step(student)
     if job.everyone.rank == 0:
         model, memory = student.state_dict(), method.state_dict()
