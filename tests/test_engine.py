@@ -126,6 +126,37 @@ def test_a_base_belongs_to_protocols_that_treat_the_background_alike(tmp_path):
     facts = (METHODS["ft"], config, job.scenario.steps[0], job.indexes["train"])
     keys = {protocol: base_key(*facts, protocol) for protocol in ("sequential", "disjoint", "overlapped")}
     assert keys["sequential"] == keys["disjoint"] != keys["overlapped"]
+    parts = load_config("shapes", None, [*TINY, "run.accumulate=2"])  # batch norm sees them
+    assert base_key(facts[0], parts, *facts[2:], "disjoint") != keys["disjoint"]
+
+
+def test_the_store_may_lie_in_the_run(tmp_path):
+    run(tmp_path / "run", "ft", bases=tmp_path / "run/bases")
+    assert len(list((tmp_path / "run/bases").iterdir())) == 1
+
+
+def test_a_run_that_is_refused_makes_no_store(tmp_path):
+    with pytest.raises(SdrsegError, match="nowhere"):
+        run(tmp_path / "run", "ft", "net.weights=nowhere.pth", bases=tmp_path / "deep/store")
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_run_that_was_trained_otherwise_does_not_go_on(finished, tmp_path):
+    """Such as one of an earlier version, which says nothing of a recipe."""
+    shutil.copytree(finished, tmp_path / "run")
+    saved = json.loads((finished / "config.json").read_text())
+    del saved["recipe"]
+    (tmp_path / "run/config.json").write_text(json.dumps(saved))
+    with pytest.raises(SdrsegError, match=r"another configuration \(now, there\): recipe: 2, None"):
+        run(tmp_path / "run")
+
+
+def test_a_damaged_folder_is_not_held_on_to(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    for _ in range(2):
+        (tmp_path / "run/environment.json").write_text("{")
+        with pytest.raises(SdrsegError, match="environment"):
+            run(tmp_path / "run")
 
 
 def test_the_preset_and_its_learning_rates_are_said(tmp_path):
@@ -325,6 +356,13 @@ def test_a_bad_image_stops_training_or_is_skipped_and_counted(tmp_path, broken, 
     assert any(json.loads(line).get("bad_images", {}).get("train-00007", 0) > 0 for line in lines)
 
 
+def test_a_base_without_some_images_is_not_shared(finished, tmp_path, broken):
+    first = json.loads((finished / "scenario.json").read_text())["steps"][0]["train_ids"][0]
+    broken([first])
+    run(tmp_path / "run", "ft", "run.on_bad_image=skip", "train.epochs=2")
+    assert not (tmp_path / "bases").exists()
+
+
 def test_what_is_scored_is_never_skipped(finished, tmp_path, broken):
     scored = json.loads((finished / "scenario.json").read_text())["steps"][-1]["test_ids"]
     broken(scored[:1])
@@ -404,6 +442,17 @@ def test_two_machines_and_slurm_train_the_same(by_two, tmp_path):
     end_well([start(program, **job, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)) for rank in range(2)])
     assert content(tmp_path / "nodes") == content(by_two)
     assert content(tmp_path / "slurm") == content(by_two)
+
+
+def test_the_first_process_says_whether_there_is_a_base(by_two, tmp_path):
+    """Each with a store of its own, and only that of the first filled."""
+    for name in ("fills", "finds"):
+        program = script(tmp_path / name, before="import os")
+        each = "bases=out.parent / ('store' + os.environ['RANK'])"
+        program.write_text(program.read_text().replace("bases=out.with_name(out.name + '-bases')", each))
+        end_well([start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program)])
+    assert (tmp_path / "store0").exists() and not (tmp_path / "store1").exists()
+    assert content(tmp_path / "finds") == content(by_two)
 
 
 def test_where_there_are_two_devices_a_second_process_is_started(by_two, tmp_path):
@@ -616,14 +665,13 @@ def test_a_file_of_weights_is_hashed_once_and_read_once(tmp_path, monkeypatch):
 def test_a_base_travels_in_shards_of_float16(finished, tmp_path):
     store = BaseStore(finished.parent / "bases")
     key = next(p.name for p in store.folder.iterdir() if (p / "meta.json").exists())
-    meta, model, memory = store.load(key)
-    facts = {name: value for name, value in meta.items() if name != "files"}
-    write_base(tmp_path / "travel", facts, model, memory, half=True, shard_bytes=200_000)
+    model, memory = store.load(key)
+    write_base(tmp_path / "travel", {"key": key}, model, memory, half=True, shard_bytes=200_000)
     files = list((tmp_path / "travel").glob("*.safetensors"))
     assert len(files) > 2 and all(file.stat().st_size <= 200_000 for file in files)
     other = BaseStore(tmp_path / "store")
     assert other.take_in(tmp_path / "travel") == key
-    _, again, remembered = other.load(key)
+    again, remembered = other.load(key)
     assert again.keys() == model.keys()
     for name, tensor in model.items():
         assert again[name].shape == tensor.shape and again[name].dtype == tensor.dtype

@@ -245,8 +245,11 @@ def test_a_row_of_a_study_has_its_terms_in_every_preset(name, preset):
 
 
 def test_what_the_presets_set_for_all():
-    paper, official = (make_config("ft", preset) for preset in ("paper", "official"))
-    assert (paper.optim.nesterov, paper.optim.lr, official.optim.nesterov) == (False, 0.02, True)  # lr: by make_config
+    paper, official = (
+        load_config("voc", between=method_layers("ft", preset, None)) for preset in ("paper", "official")
+    )
+    assert (paper.optim.nesterov, paper.optim.lr, paper.optim.lr_later) == (False, 1e-2, 1e-3)
+    assert (official.optim.nesterov, official.optim.lr, official.optim.lr_later) == (True, 1e-3, 1e-4)
     assert (official.train.seed, official.latent.official, official.proto.average) == (42, True, "pixel")
     assert [make_config("sdr", p).cl.background for p in ("default", "paper", "official")] == [
         "include_if_known",

@@ -30,7 +30,7 @@ class Optim:
 @dataclass(frozen=True)
 class Run:
     """How a run is carried out. What is learned changes by rounding at most, but for `accumulate` (the terms on the
-    features are computed on each part) and for images that are skipped."""
+    features, and batch norm in step 0, see each part by itself) and for images that are skipped."""
 
     accumulate: int = setting(1, "cut each batch into so many parts that are computed one after the other", 1)
     precision: Literal["auto", "fp32", "bf16"] = setting("auto", "of the network: bf16 on GPUs that have it, or fp32")

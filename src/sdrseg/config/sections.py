@@ -26,7 +26,12 @@ class Data:
     cache: Literal["auto", "off", "ram", "gpu"] = setting(
         "auto", "keep decoded images in memory: on the GPU or in RAM where they fit, or not at all"
     )
-    workers: int = setting(-1, "processes that decode images; -1: as many as there are cores, at most 16", -1, 256)
+    workers: int = setting(
+        -1,
+        "processes that decode images, or threads that fill the cache; -1: as many as there are cores, at most 16",
+        -1,
+        256,
+    )
 
 
 @dataclass(frozen=True)

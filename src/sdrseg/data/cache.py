@@ -53,7 +53,11 @@ class PixelCache:
             )
         row = self._row[id]
         words = torch.from_numpy(np.dstack([image, mask])).view(-1, WORD)
-        self._pixels[self._first[row] : self._first[row + 1]] = words.to(self.device)
+        place = self._pixels[self._first[row] : self._first[row + 1]]
+        if place.is_cpu:  # not by torch: it would start threads of its own for each of ours
+            np.copyto(place.numpy(), words.numpy())
+        else:
+            place.copy_(words)
 
     @property
     def nbytes(self) -> int:

@@ -51,7 +51,8 @@ def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex
     """The key of the base that `base_of` trains on the images of step 0."""
     values = config.to_dict()
     values["proto"]["background"] = learns_background(config, protocol, 0)  # of the protocol all that matters here
-    for section in ("eval", "run", "shapes"):
+    values["run"] = {"accumulate": config.run.accumulate}  # batch norm sees the parts
+    for section in ("eval", "shapes"):
         del values[section]
     for key in ("workers", "cache", "void_train"):  # void_train is in the label table
         del values["data"][key]
@@ -84,24 +85,24 @@ class BaseStore:
 
     def require_writable(self) -> None:
         """Say before a base is trained that it could not be kept. A store that holds it need not be written."""
+        place = self.folder
+        while not os.path.lexists(place):  # nothing is made here before there is something to keep
+            place = place.parent
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            TemporaryFile(dir=self.folder).close()
+            TemporaryFile(dir=place).close()
         except OSError as error:
             raise SdrsegError(
                 f"{self.folder}: the model of step 0 cannot be kept there ({error.strerror}). "
                 f"Choose a folder you can write to with --bases."
             ) from error
 
-    def load(self, key: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None:
-        """(meta, model, memory) of a base, or None."""
+    def load(self, key: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Model and memory of a base that is there."""
         folder = self.folder / key
-        if not self.has(key):
-            return None
         meta = json.loads((folder / "meta.json").read_text())
         remedy = f"Remove {folder}; the base is then trained again."
         parts = {part: _read_shards(folder, meta["files"][part], remedy) for part in PARTS}
-        return meta, parts["model"], parts["memory"]
+        return parts["model"], parts["memory"]
 
     def save(self, key: str, model: Mapping[str, Tensor], memory: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         write_base(self.folder / key, {**facts, "key": key}, model, memory)

@@ -71,7 +71,6 @@ class RunFolder:
         ]
         changed += config.differences(config_from(saved["config"], str(self.path / "config.json")))
         if changed:
-            self.close()
             raise SdrsegError(
                 f"{self.path} is a run of another configuration (now, there): {'; '.join(changed)}. "
                 f"Choose another folder with --out, or give the same options to go on."

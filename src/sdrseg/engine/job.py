@@ -59,6 +59,10 @@ class Job:
         method, config = base_of(self.method, self.config.of_step(0))
         return method, config, base_key(method, config, self.scenario.steps[0], self.indexes["train"], self.protocol)
 
+    def base_is_stored(self) -> bool:
+        """Whether step 0 need not be trained: the first process looks, and all do as it says."""
+        return self.everyone.any(self.everyone.rank == 0 and self.bases.has(self.base[2]))
+
     @property
     def protocol(self) -> str:
         return self.scenario.spec.protocol or "sequential"
@@ -129,13 +133,9 @@ def prepare_job(
 
 
 def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
-    """Take the run folder and write down what the run is."""
+    """Take the run folder and write down what the run is. Whoever calls this closes it, whatever happens."""
     if job.folder.open(identity, job.config) and (job.folder.path / "scenario.json").exists():
-        try:
-            _require_same_data(job, job.folder.read_json("scenario.json"))
-        except SdrsegError:
-            job.folder.close()
-            raise
+        _require_same_data(job, job.folder.read_json("scenario.json"))
     job.folder.note_environment(_device_name(job.fabric.device), job.everyone.world)
     write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": _digests(job)})
     job.log = Log(job.folder.path)

@@ -14,6 +14,7 @@ from sdrseg import __version__
 from sdrseg.config import Config, load_config
 from sdrseg.data.batches import train_batches
 from sdrseg.data.order import TrainOrder
+from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.checkpoint import (
     load_optimiser,
     load_random_state,
@@ -71,23 +72,23 @@ def train(
     if job.everyone.rank == 0:
         require_held_out(job)
     ready = None
-    if not job.folder.has_model(0) and not job.bases.has(job.base[2]):
+    if not job.folder.has_model(0) and not job.base_is_stored():
         if job.everyone.rank == 0:
             job.bases.require_writable()
         ready = assemble(job, job.scenario.steps[0], *job.base[:2])  # what is wrong is said before the folder is made
-    if job.everyone.rank == 0:
-        identity = {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__}
-        if code := file_digest(job.method):
-            identity["method_code"] = code
-        open_run_folder(job, identity)
-    rates = [learning_rates(config.of_step(number), number) for number in range(min(2, len(job.scenario.steps)))]
-    spoken = ", then ".join(f"{body:g}" + (f" (head {head:g})" if head != body else "") for body, head in rates)
-    job.display.say(f"preset {preset}, learning rate {spoken}")
-    for section, key, most in limits_in(layers):
-        if getattr(getattr(config, section), key) == most:
-            job.display.say(f"{section}.{key} = {most:g}, not more, for generated data (see docs/methods.md)")
-    job.fabric.barrier()
+    identity = {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__, "recipe": RECIPE}
+    if code := file_digest(job.method):
+        identity["method_code"] = code
     try:
+        if job.everyone.rank == 0:
+            open_run_folder(job, identity)
+        rates = [learning_rates(config.of_step(number), number) for number in range(min(2, len(job.scenario.steps)))]
+        spoken = ", then ".join(f"{body:g}" + (f" (head {head:g})" if head != body else "") for body, head in rates)
+        job.display.say(f"preset {preset}, learning rate {spoken}")
+        for section, key, most in limits_in(layers):
+            if getattr(getattr(config, section), key) == most:
+                job.display.say(f"{section}.{key} = {most:g}, not more, for generated data (see docs/methods.md)")
+        job.fabric.barrier()
         with job.interruption:
             for step in job.scenario.steps:
                 if not job.folder.has_model(step.number):
@@ -110,10 +111,10 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
     method_type, config, key = job.method, job.config.of_step(step.number), None
     if step.number == 0:
         method_type, config, key = job.base
-    if key is not None and (base := job.bases.load(key)) is not None:
+    if key is not None and ready is None:
         job.display.say(f"step 0: taken from the store of bases ({key})")
         if job.everyone.rank == 0:
-            job.folder.save_step(0, base[1], base[2], _meta(job, step, config, {"base": key}))
+            job.folder.save_step(0, *job.bases.load(key), _meta(job, step, config, {"base": key}))
         return
     method, student, teacher = ready or assemble(job, step, method_type, config)
     optimiser = make_optimiser(student, config, step.number)
@@ -144,12 +145,16 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
         step.number, iterations, job.log, job.display.update, config.run.log_every, 60 * config.run.save_minutes, done
     )
 
+    if state is not None and job.everyone.rank == 0:
+        watch.bad.update(state[0].get("bad_images", {}))
+
     def save() -> None:
         if job.everyone.rank == 0:
             parts = {"model": student.state_dict(), "optimiser": optimiser_tensors(optimiser)}
             parts |= {"method": method.state_dict(), "random": random_state()}
             tensors = {name: t for part, named in parts.items() for name, t in with_prefix(part, named).items()}
             facts = {"step": step.number, "iteration": watch.iteration, "order": order.state_dict()}
+            facts["bad_images"] = watch.bad
             job.folder.save_state(tensors, {**facts, "log_bytes": job.log.size if job.log is not None else 0})
 
     def validate(epoch: int) -> None:
@@ -165,14 +170,15 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
     job.interruption.save = None
     if job.log is not None:
         job.log.write("passes", step=step.number, how=compute.how)
-    if bad := job.everyone.counted(watch.bad):
+    bad = job.everyone.counted(watch.bad)
+    if bad:
         skipped = ", ".join(f"{id} ({count} times)" for id, count in sorted(bad.items()))
         job.display.say(f"step {step.number}: {len(bad)} images could not be read and were skipped: {skipped}")
     method.end_step(student)
     if job.everyone.rank == 0:
         model, memory = student.state_dict(), method.state_dict()
         job.folder.save_step(step.number, model, memory, _meta(job, step, config, {"base": key} if key else {}))
-        if key is not None:
+        if key is not None and not bad:  # without the skipped images it would be another one
             job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
 
 
