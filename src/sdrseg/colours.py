@@ -42,7 +42,7 @@ def colour_table() -> NDArray[np.uint8]:
     chosen = [BACKGROUND, *_FIRST]
     distance = _apart(seen, _as_seen(np.array([*chosen, NOT_SCORED], np.float64))).min(axis=1)
     while len(chosen) < 255:
-        best = int(distance.argmax())
+        best = int(np.argmax(distance))
         chosen.append((int(grid[best, 0]), int(grid[best, 1]), int(grid[best, 2])))
         distance = np.minimum(distance, _apart(seen, seen[:, best : best + 1])[:, 0])
     table = np.array([*chosen, NOT_SCORED], np.uint8)

@@ -61,7 +61,7 @@ def take_stock(source: Source, progress: Progress | None = None) -> tuple[Holdin
         )
         for c, name in enumerate(source.classes)
     )
-    void = {s: float(i.pixels[:, VOID].sum() / max(1, i.pixels.sum())) for s, i in indexes.items()}
+    void = {s: int(i.pixels[:, VOID].sum()) / max(1, int(i.pixels.sum())) for s, i in indexes.items()}
     images = {s: len(i.ids) for s, i in indexes.items()}
     sizes = {s: _sizes(i) for s, i in indexes.items()}
     return Holdings(source.name, images, counts, void, sizes, tuple(problems)), indexes

@@ -117,7 +117,7 @@ def choose(run: RunRecord, source: Source, index: ClassIndex, count: int) -> Cho
     times, chosen = np.zeros(len(channels)), dict[str, None]()
     while len(chosen) < min(count, len(ids)):
         worth = np.array([-1 if id in chosen else shown @ RARER**times for id, shown in zip(ids, shows, strict=True)])
-        best = int(worth.argmax())
+        best = int(np.argmax(worth))
         if exact[best]:
             chosen[ids[best]] = None
             times += shows[best]

@@ -80,7 +80,7 @@ def balanced(present: Presence, lists: Lists, names: Sequence[str]) -> tuple[Row
     for image in by_smallest_class:
         here = np.flatnonzero(inside[image])
         score = 120 * (1 - given[here] / total[here]) + total[here].sum() / total[here]
-        step = steps[here[score.argmax()]]
+        step = steps[here[np.argmax(score)]]
         given[here[steps[here] == step]] += 1
         chosen[step].append(int(image))
     warnings = [

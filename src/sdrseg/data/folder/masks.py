@@ -116,13 +116,13 @@ class Folder(PictureFiles):
 
     def _unknown_colour(self, unknown: NDArray[np.uint32], path: Path) -> str:
         values, counts = np.unique(unknown, return_counts=True)
-        most = int(values[counts.argmax()])
+        most = int(values[np.argmax(counts)])
         nearest = min(self._colours, key=lambda colour: distance(colour, most))
         label = self._colours[nearest]
         name = "the ignore colour" if label == VOID else f"class {self.classes[label]!r}"
         more = f" ({len(values) - 1} more colours, {unknown.size} pixels in all)" if len(values) > 1 else ""
         return (
-            f"{path}: {counts.max()} pixels have the colour #{most:06x}{more}, which is not in the colour table of "
+            f"{path}: {np.max(counts)} pixels have the colour #{most:06x}{more}, which is not in the colour table of "
             f"{self.settings.file}; the nearest there is #{nearest:06x}, {name}. Add the colour to the table or "
             "correct the mask; blended colours come from smoothing, resizing or JPEG: export as PNG without them."
         )
