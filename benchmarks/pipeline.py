@@ -19,8 +19,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sdrseg.config import load_config
 from sdrseg.data.batches import Batch, eval_batches, train_batches, workers
 from sdrseg.data.order import TrainOrder
@@ -33,7 +31,7 @@ from sdrseg.scenario import parse_spec
 from sdrseg.terminal import TrainingDisplay, print_json, print_table
 from step import Setting, Step
 
-from timing import versions
+from timing import device_name, versions
 
 
 class Synthetic:
@@ -80,8 +78,7 @@ def main() -> None:
     setting = Setting(args.encoder, config.data.crop, args.batch, len(chosen.old), len(chosen.new))
     more = [*args.set, f"data.workers={args.workers}", f"train.batch_size={args.batch}"]
     step = Step(args.method, args.speed, setting, more)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    figures: dict[str, Any] = {"device": device, **versions(), "method": args.method, **asdict(setting)}
+    figures: dict[str, Any] = {"device": device_name(), **versions(), "method": args.method, **asdict(setting)}
     figures |= {"workers": workers(config), "images": len(chosen.train_ids)}
 
     begin = time.perf_counter()

@@ -34,7 +34,7 @@ from sdrseg.methods import METHODS, StepInfo, method_layers
 from sdrseg.network import batch_norms, build_network
 from sdrseg.terminal import print_json, print_table
 
-from timing import versions
+from timing import device_name, versions
 
 WITHOUT_LATENT = [f"{name}=0" for name in ("pm.weight", "cl.attract", "cl.repel", "sp.weight")]
 ROWS: dict[str, tuple[str, list[str], int]] = {name: (name, [], 1) for name in METHODS}
@@ -202,12 +202,11 @@ def main() -> None:
             if gpu:
                 ratios["memory_ratio"] = figures["peak_gib"] / first["peak_gib"]
             rows.append({"method": row, "speed": speed, **asdict(setting), **figures, **ratios})
-    device = torch.cuda.get_device_name() if gpu else "CPU"
     if args.json:
-        print_json({"device": device, **versions(), "rows": rows})
+        print_json({"device": device_name(), **versions(), "rows": rows})
         return
     shown = [name for name in rows[0] if name != "kernels"]
-    print_table(f"one step, {device}", shown, [[row[name] for name in shown] for row in rows])
+    print_table(f"one step, {device_name()}", shown, [[row[name] for name in shown] for row in rows])
     for row in rows if args.profile else []:
         heading = f"{row['method']}, {row['speed']}, batch {row['batch']}: milliseconds by kind of kernel"
         print_table(heading, ["kind", "ms"], [list(item) for item in row["kernels"]["kinds"].items()])

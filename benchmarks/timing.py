@@ -60,6 +60,10 @@ def rounds(
     return seconds, results
 
 
+def device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
 def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": torch.__version__, "torchvision": torchvision.__version__}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -15,6 +16,12 @@ def parts(page: str, script: str) -> tuple[str, str, str]:
     inside, end, after = rest.partition(f"<!-- end: scripts/{script} -->")
     assert begin and end, f"docs/{page}: the marks of scripts/{script} are not there"
     return before + begin + "\n\n", inside.strip("\n") + "\n", "\n" + end + after
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; columns that begin with a word stand left, numbers right."""
+    rule = ["---" if cell[:1].isalpha() else "---:" for cell in rows[0]]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *rows))
 
 
 def print_or_write(page: str, script: str, made: str) -> None:

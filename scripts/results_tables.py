@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pages import print_or_write
+from pages import print_or_write, table
 
 ROOT = Path(__file__).parent.parent
 NAME = re.compile(r"(?P<scenario>\w+-[\w-]+-(disjoint|overlapped|sequential))-(?P<method>[\w+-]+)")
@@ -64,7 +63,7 @@ def _last_step(runs: Runs, paper: dict[str, tuple[float, ...]]) -> str:
         printed = [f"{value:.1f}" for value in paper[method]] if method in paper else ["–"] * len(KINDS)
         rows.append([method, *map(_percent, ours), *printed])
     heads = ["method", *KINDS, "all, no background", "step-averaged", "forgetting"]
-    return "After the last step:\n\n" + _table([*heads, *(f"*paper: {kind}*" for kind in KINDS)], rows)
+    return "After the last step:\n\n" + table([*heads, *(f"*paper: {kind}*" for kind in KINDS)], rows)
 
 
 def _course(runs: Runs) -> str:
@@ -73,7 +72,7 @@ def _course(runs: Runs) -> str:
         rows += [[method, kind, *(_percent(step[kind]) for step in run["miou_by_step"])] for kind in KINDS]
         rows.append([method, "forgetting", *map(_percent, run["forgetting"]["by_step"])])
     steps = max(run["steps"] for run in runs.values())
-    return "After each step:\n\n" + _table(["method", "", *(f"step {k}" for k in range(steps))], rows)
+    return "After each step:\n\n" + table(["method", "", *(f"step {k}" for k in range(steps))], rows)
 
 
 def _classes(runs: Runs) -> str:
@@ -82,14 +81,9 @@ def _classes(runs: Runs) -> str:
     for number, name in enumerate(names):
         courses = [[iou for iou in run["class_by_step"][number] if iou is not None] for run in runs.values()]
         rows.append([name, *(f"{_percent(course[0])} → {_percent(course[-1])}" for course in courses)])
-    return "IoU of each class, after the step that brought it → after the last step:\n\n" + _table(
+    return "IoU of each class, after the step that brought it → after the last step:\n\n" + table(
         ["class", *runs], rows
     )
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    rule = ["---" if number == 0 or not head else "---:" for number, head in enumerate(heads)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *rows))
 
 
 def _percent(value: float | None) -> str:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from pages import print_or_write
+from pages import print_or_write, table
 
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "results/speed"
@@ -54,7 +53,7 @@ def _main() -> str:
                 row = rows.get((batch, speed, method))
                 cells += [""] * 4 if row is None else _four(row)
             lines.append([speed, method, *cells])
-    return "ResNet-101, 16 + 1 classes, 512×512:\n\n" + _table(heads, lines)
+    return "ResNet-101, 16 + 1 classes, 512×512:\n\n" + table(heads, lines)
 
 
 def _others() -> str:
@@ -70,7 +69,7 @@ def _others() -> str:
         ]
         ratios = [f"{sdr['time_ratio']:.2f}", f"{sdr['memory_ratio']:.2f}"]
         lines.append([ft["encoder"], f"{ft['old']} + {ft['new']}", str(ft["batch"]), ft["speed"], *cells, *ratios])
-    return "Other settings, 512×512:\n\n" + _table(heads, lines)
+    return "Other settings, 512×512:\n\n" + table(heads, lines)
 
 
 def growing() -> dict[str, dict[str, list[tuple[float, Row]]]]:
@@ -100,11 +99,10 @@ def _growth() -> str:
             each = [row["ms"] / row["batch"] for row in (ft, sdr)]
             memory = f"{sdr['peak_gib'] / sdr['batch']:.2f}"
             lines.append([what, f"{value:g}", *(f"{ms:.2f}" for ms in each), f"{each[1] / each[0]:.2f}", memory])
-    return (
-        "How the cost grows, ResNet-101, replayed as a graph (512×512, batch 8 and 17 classes where nothing else is \
-said; classes at batch 16):\n\n"
-        + _table(heads, lines)
+    title = (
+        "How the cost grows, ResNet-101, replayed as a graph (512×512, batch 8 and 17 classes where nothing else is "
     )
+    return f"{title}said; classes at batch 16):\n\n{table(heads, lines)}"
 
 
 def _input() -> str:
@@ -118,7 +116,7 @@ def _input() -> str:
         how = figures["passes"].replace("plain, replayed as a CUDA graph", "graph")
         how = how.replace("compiled, replayed as a CUDA graph", "compile")
         lines.append([str(figures["workers"]), how, *(f"{r:.0f}" for r in rates), f"{figures['ratio']:.3f}", *cells])
-    return "Training with real images against synthetic ones, and scoring the 1,449 test images of VOC:\n\n" + _table(
+    return "Training with real images against synthetic ones, and scoring the 1,449 test images of VOC:\n\n" + table(
         heads, lines
     )
 
@@ -143,17 +141,12 @@ def _whole_job() -> str:
     return (
         "VOC 15-1 disjoint, SDR, ResNet-101, 512×512, batch 8, 30 epochs, one H200, **projected** from what was "
         f"measured (steps at {fed:.3f} of their synthetic rate), compiling not counted:\n\n"
-    ) + _table(["part", "how many", "ms each", "minutes"], lines)
+    ) + table(["part", "how many", "ms each", "minutes"], lines)
 
 
 def _four(row: Row) -> list[str]:
     ratios = [f"{row[name]:.2f}" if row["method"] != "step 0" else "" for name in ("time_ratio", "memory_ratio")]
     return [f"{row['ms']:.1f}", f"{row['images_per_second']:.0f}", *ratios]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---" if rows[0][n][:1].isalpha() else "---:" for n in range(len(heads))]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *rows))
 
 
 def draw_passes() -> Figure:

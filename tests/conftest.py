@@ -25,6 +25,16 @@ def private_cache(tmp_path_factory, monkeypatch, request):
     monkeypatch.setenv("SDRSEG_CACHE", str(base))
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A whole SDR run with three steps, trained without interruption."""
+    from runs import run
+
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(folder)
+    return folder
+
+
 @pytest.fixture
 def sdrseg(tmp_path: Path, monkeypatch, capfd):
     """Run it in this process (which is faster), in a folder of its own: exit code, standard output, standard error."""

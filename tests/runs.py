@@ -6,8 +6,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from sdrseg.engine.run import train
 
@@ -46,6 +49,14 @@ class Quiet:
 
     def close(self):
         pass
+
+
+@contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before)
 
 
 def run(out: Path, method: str = "sdr", *more: str, spec: str = SPEC, bases: Path | None = None) -> dict:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from runs import deterministic_algorithms
 from sdrseg.config import load_config
 from sdrseg.data.augment import AUGMENTATIONS, crop512, normalise, show
 from sdrseg.data.augment import padding as padding_of
@@ -133,10 +134,8 @@ def test_cached_batches_make_the_host_wait_for_nothing(no_synchronisation):
 
 @pytest.fixture
 def deterministic():
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(before)
+    with deterministic_algorithms():
+        yield
 
 
 def trained(name: str, speed: str, protocol: str, step0: bool = False) -> dict[str, torch.Tensor]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from runs import SPEC, TINY, Quiet, content, end_well, run, script, start, two_machines
+from runs import SPEC, TINY, Quiet, content, deterministic_algorithms, end_well, run, script, start, two_machines
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.run import train
@@ -21,17 +20,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 @pytest.fixture(scope="module", autouse=True)
 def deterministic():
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("gpu") / "run"
-    run(folder)
-    return folder
+    with deterministic_algorithms():
+        yield
 
 
 def test_a_run_is_replayed_and_says_so(finished):

@@ -35,15 +35,6 @@ from sdrseg.scenario import parse_spec
 from sdrseg.terminal import TrainingDisplay
 from sdrseg.weights import read_tensors
 
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    """A whole SDR run with three steps, trained without interruption."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    run(folder)
-    return folder
-
-
 # --- what a run leaves -----------------------------------------------------------------------------------------------
 
 
