@@ -141,7 +141,7 @@ def measure(row: str, speed: str, setting: Setting, args: argparse.Namespace) ->
 
 
 KINDS = {  # in this order: what the name of a kernel has to contain
-    "depthwise convolutions": r"depthwise|grouped_direct|_dw_",
+    "depthwise convolutions": r"depthwise|grouped_direct|_dw_|_c1_k1_",
     "convolutions and products": r"conv|xmma|cutlass|gemm|cudnn|nvjet|dot_kernel|splitK",
     "update": r"multi_tensor",
     "upsampling": r"upsample",

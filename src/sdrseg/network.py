@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sdrseg.config.net import Net
 from sdrseg.errors import UsageError
+from sdrseg.kernels import choose_kernels, use_fast_layers
 from sdrseg.network_parts import ReleasedHead, place_strides, refine_deeplab, upsample
 from sdrseg.scenario.spec import nearest
 
@@ -99,6 +100,7 @@ class Network(nn.Module):
         """Move it to a device, laid out there as convolutions like it best: channels last."""
         move: Any = self.to  # not every version of torch declares memory_format
         move(device, memory_format=torch.channels_last)
+        choose_kernels(self, device)
         return self
 
     def body_parameters(self) -> Iterator[nn.Parameter]:
@@ -215,6 +217,7 @@ def build_network(net: Net, classes: int) -> Network:
     for part, momentum in ((network.body, net.bn_momentum_body), (network.head, net.bn_momentum_head)):
         for norm in batch_norms(part):
             norm.momentum = momentum
+    use_fast_layers(network)
     return network
 
 

@@ -206,13 +206,13 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     method.begin_step(info, student, teacher)
     require_super(method, "begin_step", "step")
     student.place_on(job.fabric.device)
-    if job.everyone.world > 1 and job.fabric.device.type == "cuda":
-        convert_sync_batchnorm(student)  # type: ignore[no-untyped-call]
-    elif job.everyone.world > 1:
-        job.display.say("batch norm: there is no synchronised one on this device; each process uses its own images")
     student.train()
     if step.number > 0 and config.net.bn_later == "freeze_stats":
         student.freeze_statistics()
+    elif job.everyone.world > 1 and job.fabric.device.type == "cuda":
+        convert_sync_batchnorm(student)  # type: ignore[no-untyped-call]
+    elif job.everyone.world > 1:
+        job.display.say("batch norm: there is no synchronised one on this device; each process uses its own images")
     return method, student, teacher
 
 

@@ -1,0 +1,134 @@
+"""Two layers for which GPUs have faster kernels than those that libraries choose; elsewhere they are what they were.
+
+Batch norm with frozen statistics: torch's way back writes its gradient in another layout than channels last, which the
+convolution before it then copies back. The kernels of synchronised batch norm do the same arithmetic without that.
+Dilated depthwise convolutions: cuDNN takes thirty times as long as reading and writing their maps does; a kernel of our
+own (triton_depthwise.py) takes their place, forward and for the gradient of the input.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+
+def use_fast_layers(network: nn.Module) -> None:
+    """Put both in the places of torch's own. Parameters, buffers and their names stay."""
+    for module in network.modules():
+        if type(module) is nn.BatchNorm2d:
+            module.__class__ = BatchNorm2d
+        elif type(module) is nn.Conv2d and _is_dilated_depthwise(module):
+            module.__class__ = DepthwiseConv2d
+
+
+def _is_dilated_depthwise(conv: nn.Conv2d) -> bool:
+    """3×3 on every channel by itself, the same size out as in."""
+    same = conv.stride == (1, 1) and conv.padding == conv.dilation and conv.padding_mode == "zeros"
+    dilated = conv.kernel_size == (3, 3) and conv.dilation[0] == conv.dilation[1] > 1
+    return same and dilated and conv.groups == conv.in_channels == conv.out_channels and conv.bias is None
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """nn.BatchNorm2d; on a GPU with a faster way back where statistics are frozen."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        if self.training or not maps.is_cuda or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return super().forward(maps)
+        apply: Any = FrozenNorm.apply
+        return cast(Tensor, apply(maps, self.weight, self.bias, self.running_mean, self.running_var, self.eps))
+
+
+class FrozenNorm(torch.autograd.Function):
+    """(maps − mean) · scale + bias, with scale = weight / √(variance + eps)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float
+    ) -> Tensor:
+        ctx.save_for_backward(maps, weight, mean, variance)
+        ctx.eps = eps
+        return nn.functional.batch_norm(maps, mean, variance, weight, bias, eps=eps)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        maps, weight, mean, variance = ctx.saved_tensors
+        gradient, maps = (each.contiguous(memory_format=torch.channels_last) for each in (gradient, maps))
+        inverse = torch.rsqrt(variance + ctx.eps)
+        wanted = ctx.needs_input_grad[:3]
+        _, _, to_weight, to_bias = torch.batch_norm_backward_reduce(gradient, maps, mean, inverse, weight, *wanted)
+        to_maps = None
+        if wanted[0]:
+            to_maps = torch.batch_norm_elemt(gradient, None, None, torch.zeros_like(mean), inverse * weight, ctx.eps)
+        return to_maps, to_weight, to_bias, None, None, None
+
+
+class DepthwiseConv2d(nn.Conv2d):
+    """A dilated depthwise convolution; with our kernel once `choose_kernels` found that it runs."""
+
+    fast = False
+
+    def forward(self, maps: Tensor) -> Tensor:
+        if not self.fast or not maps.is_cuda or maps.dtype == torch.float64:
+            return super().forward(maps)
+        kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else maps.dtype
+        return cast(Tensor, depthwise(maps.to(kind), self.weight.to(kind), self.dilation[0]))
+
+
+def choose_kernels(network: nn.Module, device: torch.device) -> None:
+    """Whether the depthwise convolutions of a network that was moved to this device use our kernel there."""
+    for module in network.modules():
+        if isinstance(module, DepthwiseConv2d):
+            module.fast = device.type == "cuda" and _kernel_runs(device)
+
+
+@cache
+def _kernel_runs(device: torch.device) -> bool:
+    """Seen by running it: Triton may be missing, or the compiler it needs, or the GPU be too old for it."""
+    try:
+        depthwise(torch.zeros(1, 1, 1, 1, device=device), torch.zeros(1, 1, 3, 3, device=device), 2)
+        return True
+    except ImportError:
+        return False
+    except Exception as error:  # of whatever kind
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        warnings.warn(f"Depthwise convolutions are left to cuDNN, which is slower: {reason}", stacklevel=2)
+        return False
+
+
+@torch.library.custom_op("sdrseg::depthwise", mutates_args=())
+def depthwise(maps: Tensor, weight: Tensor, dilation: int) -> Tensor:
+    """Maps (B, C, h, w) by weights (C, 1, 3, 3), zeros around them; sums in float32, the result channels last."""
+    from sdrseg.triton_depthwise import launch
+
+    return launch(maps.contiguous(memory_format=torch.channels_last), weight, dilation)
+
+
+@depthwise.register_fake
+def _(maps: Tensor, weight: Tensor, dilation: int) -> Tensor:
+    return torch.empty_like(maps, memory_format=torch.channels_last)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.dilation = inputs[2]
+
+
+def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    maps, weight = ctx.saved_tensors
+    to_maps = to_weight = None
+    if ctx.needs_input_grad[0]:
+        to_maps = cast(Tensor, depthwise(gradient, weight.flip(-2, -1), ctx.dilation))
+    if ctx.needs_input_grad[1]:
+        same, channels = [ctx.dilation] * 2, weight.shape[0]
+        convolution = ([1, 1], same, same, False, [0, 0], channels)
+        _, to_weight, _ = torch.ops.aten.convolution_backward(
+            gradient, maps, weight, None, *convolution, [False, True, False]
+        )
+    return to_maps, to_weight, None
+
+
+depthwise.register_autograd(_back, setup_context=_remember)
