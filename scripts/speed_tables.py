@@ -37,7 +37,7 @@ def steps(*names: str) -> list[Row]:
 
 
 def tables() -> str:
-    return "\n".join([_main(), _others(), _growth(), _input(), _whole_job()])
+    return "\n".join([_main(), _profile(), _others(), _growth(), _input(), _whole_job()])
 
 
 def _main() -> str:
@@ -54,6 +54,20 @@ def _main() -> str:
                 cells += [""] * 4 if row is None else _four(row)
             lines.append([speed, method, *cells])
     return "ResNet-101, 16 + 1 classes, 512×512:\n\n" + table(heads, lines)
+
+
+def profiles() -> dict[str, dict[str, float]]:
+    """Milliseconds by kind of kernel, of FT and SDR replayed and compiled."""
+    rows = {(r["speed"], r["method"]): r for r in steps("step-resnet101-batch8")}
+    return {f"{s}, {m}": rows[s, m]["kernels"]["kinds"] for s in ("graph", "compile") for m in ("ft", "sdr")}
+
+
+def _profile() -> str:
+    found = profiles()
+    kinds = next(iter(found.values()))
+    lines = [[kind, *(f"{each[kind]:.1f}" for each in found.values())] for kind in kinds]
+    lines.append(["sum", *(f"{sum(each.values()):.1f}" for each in found.values())])
+    return "What the milliseconds at batch 8 go to, by kind of kernel:\n\n" + table(["kernels", *found], lines)
 
 
 def _others() -> str:
@@ -86,7 +100,7 @@ def growing() -> dict[str, dict[str, list[tuple[float, Row]]]]:
             found.setdefault("batch", {}).setdefault(method, []).append((batch, row))
         if (batch, old, new) == (8, 16, 1):
             found.setdefault("size", {}).setdefault(method, []).append((size, row))
-        if (batch, size) == (16, 512):
+        if (batch, size) == (8, 512):
             found.setdefault("classes", {}).setdefault(method, []).append((old + new, row))
     return found
 
@@ -100,19 +114,18 @@ def _growth() -> str:
             memory = f"{sdr['peak_gib'] / sdr['batch']:.2f}"
             lines.append([what, f"{value:g}", *(f"{ms:.2f}" for ms in each), f"{each[1] / each[0]:.2f}", memory])
     title = (
-        "How the cost grows, ResNet-101, replayed as a graph (512×512, batch 8 and 17 classes where nothing else is "
+        "How the cost grows, ResNet-101, replayed as a graph (512×512, batch 8 and 17 classes if nothing else is said)"
     )
-    return f"{title}said; classes at batch 16):\n\n{table(heads, lines)}"
+    return f"{title}:\n\n{table(heads, lines)}"
 
 
 def _input() -> str:
     heads = ["threads", "passes", "synthetic, images/s", "real, images/s", "ratio"]
-    heads += ["decoding 548 images, s", "crop512, s: first", "again", "full_image, s: first", "again"]
+    heads += ["decoding 548 images, s", "scoring (crop512), s: first", "again"]
     lines = []
     for figures in read("pipeline-*.json").values():
         rates = [figures[f"{kind}_images_per_second"] for kind in ("synthetic", "real")]
-        seconds = [f"{t}_{n}_seconds" for t in ("crop512", "full_image") for n in (1, 2)]
-        cells = [f"{figures[key]:.1f}" if key in figures else "" for key in ("cache_seconds", *seconds)]
+        cells = [f"{figures[key]:.1f}" for key in ("cache_seconds", "crop512_1_seconds", "crop512_2_seconds")]
         how = figures["passes"].replace("plain, replayed as a CUDA graph", "graph")
         how = how.replace("compiled, replayed as a CUDA graph", "compile")
         lines.append([str(figures["workers"]), how, *(f"{r:.0f}" for r in rates), f"{figures['ratio']:.3f}", *cells])
@@ -170,7 +183,7 @@ def draw_passes() -> Figure:
 
 def draw_growth() -> Figure:
     figure = Figure(figsize=(8, 2.6), layout="constrained")
-    units = {"batch": "images in a batch", "size": "pixels a side", "classes": "classes (batch 16)"}
+    units = {"batch": "images in a batch", "size": "pixels a side", "classes": "classes"}
     for axes, (what, by_method) in zip(figure.subplots(1, 3), growing().items(), strict=True):
         for method, points in by_method.items():
             times = [row["ms"] / row["batch"] for _, row in points]
@@ -179,6 +192,22 @@ def draw_growth() -> Figure:
         axes.set_ylim(bottom=0)
     figure.axes[0].set_ylabel("ms an image")
     figure.axes[0].legend(frameon=False, fontsize=8)
+    return _plain(figure)
+
+
+def draw_profile() -> Figure:
+    figure = Figure(figsize=(8, 2.4), layout="constrained")
+    axes, found = figure.subplots(), profiles()
+    kinds = [kind for kind in next(iter(found.values())) if max(each[kind] for each in found.values()) > 0.5]
+    left = [0.0] * len(found)
+    for number, kind in enumerate(kinds):
+        widths = [each[kind] for each in found.values()]
+        colour = matplotlib.colormaps["tab20c"](number / 20 if number < 8 else 0.9)
+        axes.barh(list(found), widths, left=left, color=colour, label=kind)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds of kernels an iteration, batch 8")
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return _plain(figure)
 
 
@@ -193,5 +222,5 @@ if __name__ == "__main__":
     print_or_write("performance.md", "speed_tables.py", tables())
     if sys.argv[1:] == ["--write"]:
         matplotlib.rcParams["svg.hashsalt"] = "sdrseg"  # the same file every time
-        for name, draw in (("passes", draw_passes), ("growth", draw_growth)):
+        for name, draw in (("passes", draw_passes), ("growth", draw_growth), ("profile", draw_profile)):
             draw().savefig(IMAGES / f"speed-{name}.svg", metadata={"Date": None})

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sdrseg import network_parts
 from sdrseg.engine.launch import make_fabric
-from sdrseg.engine.passes import CompiledPass, GraphPass, Pass, make_pass, replayable
+from sdrseg.engine.passes import CompiledPass, GraphPass, Pass, compiling_pays, make_pass, replayable
 from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS, Method, StepInfo
 from sdrseg.network import Network, build_network
@@ -209,6 +209,20 @@ def test_on_a_cpu_auto_is_plain() -> None:
         make_fabric(config), METHODS["ft"](config), build_network(config.net, 3), None, config, 10**6, print
     )
     assert type(made) is Pass
+
+
+@pytest.mark.parametrize(
+    ("iterations", "decoder", "classes", "with_teacher", "pays"),
+    [
+        (20_000, "deeplabv3plus", 17, False, True),
+        (19_999, "deeplabv3plus", 17, True, False),
+        (20_000, "unet", 17, True, False),  # its upsampling would lose digits
+        (20_000, "deeplabv3plus", 151, False, False),  # slower than a graph there
+        (20_000, "deeplabv3plus", 151, True, True),
+    ],
+)
+def test_when_auto_compiles(iterations: int, decoder: str, classes: int, with_teacher: bool, pays: bool) -> None:
+    assert compiling_pays(iterations, decoder, classes, with_teacher) is pays
 
 
 @pytest.mark.parametrize("align", [False, True])

@@ -214,10 +214,17 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-COMPILE_FROM = 10_000
-"""Iterations from which on compiling pays: it takes two or three minutes, and spares 5 to 20 milliseconds each."""
+COMPILE_FROM = 20_000
+"""Iterations from which on compiling pays: it takes two or three minutes, and spares 5 to 10 milliseconds each."""
+COMPILE_ALONE_UP_TO = 64
+"""Classes up to which it pays without a teacher. Compiled cross-entropy over many classes is slower than torch's."""
 COMPILED = ("deeplabv3", "deeplabv3plus", "official")
 """Decoders that are compiled without being asked to: those whose upsampling keeps its precision then."""
+
+
+def compiling_pays(iterations: int, decoder: str, classes: int, with_teacher: bool) -> bool:
+    """As measured (docs/performance.md) for so many iterations, those of later steps included."""
+    return iterations >= COMPILE_FROM and decoder in COMPILED and (with_teacher or classes <= COMPILE_ALONE_UP_TO)
 
 
 def make_pass(
@@ -239,8 +246,10 @@ def make_pass(
     made = Pass(fabric, method, student, teacher)
     if wish == "plain" or reason is not None:
         return made
-    pays = iterations >= COMPILE_FROM and config.net.decoder in COMPILED
-    if wish == "compile" or (wish == "auto" and gpu and pays):
+    if wish == "auto" and gpu:
+        pays = compiling_pays(iterations, config.net.decoder, student.module.classes, teacher is not None)
+        wish = "compile" if pays else "graph"
+    if wish == "compile":
         made = CompiledPass(fabric, method, student, teacher, say)
     return GraphPass(made, say) if gpu else made
 

@@ -1,0 +1,38 @@
+"""Benchmarks run tiny on any machine, and print the figures of which docs/performance.md is made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def printed(*words: str) -> dict[str, Any]:
+    """What a benchmark prints as JSON."""
+    done = subprocess.run([sys.executable, *words, "--json"], cwd=BENCHMARKS, capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_tiny_step_is_timed_and_profiled():
+    rows = ["ft", "kd only", "sdr", "step 0"]
+    words = ["--encoder", "toy16", "--size", "32", "--batch", "2", "--warm", "1", "--repeat", "1", "--speed", "plain"]
+    said = printed("step.py", *words, "--profile", "--methods", *rows)
+    assert [row["method"] for row in said["rows"]] == rows
+    first = said["rows"][0]
+    for row in said["rows"]:
+        assert row["ms"] > 0 and row["images_per_second"] == 2000 / row["ms"]
+        assert row["time_ratio"] == row["ms"] / first["ms"]
+        kinds, longest = row["kernels"]["kinds"], row["kernels"]["longest"]
+        assert kinds["convolutions and products"] > 0
+        assert sum(kinds.values()) >= sum(longest.values()) * (1 - 1e-9) > 0
+
+
+def test_tiny_losses_are_compared_with_loops():
+    """The program itself stops if values or gradients differ."""
+    said = printed("losses.py", "--tiny", "--repeat", "1", "--classes", "2", "12")
+    assert said["speedup_12"] == said["rows"][1]["loops_ms"] / said["rows"][1]["ours_ms"]
+    assert said["growth"] > 0
