@@ -141,13 +141,13 @@ def measure(row: str, speed: str, setting: Setting, args: argparse.Namespace) ->
 
 
 KINDS = {  # in this order: what the name of a kernel has to contain
+    "compiled, fused": r"^triton_",
+    "copies": r"copy|memcpy|memset|cat_|tensorTransform",
     "depthwise convolutions": r"depthwise|grouped_direct|_dw_|_c1_k1_",
     "convolutions and products": r"conv|xmma|cutlass|gemm|cudnn|nvjet|dot_kernel|splitK",
     "update": r"multi_tensor",
     "upsampling": r"upsample",
-    "compiled, fused": r"triton",
     "batch norm": r"batch_norm|bn_",
-    "copies": r"copy|memcpy|memset|cat_",
     "others": r"",
 }
 

@@ -3,8 +3,8 @@
     python scripts/speed_tables.py            # print the tables
     python scripts/speed_tables.py --write    # put them into docs/performance.md, and draw the plots into docs/images
 
-The files are what `benchmarks/step.py --json` (rows of one training step each) and `benchmarks/pipeline.py --json`
-printed, one file a call.
+The files are what `benchmarks/gpu.sh` wrote: rows of one training step each (step.py), and pipeline.py's figures; and
+what `scripts/run_times.py` printed (runs.json).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def steps(*names: str) -> list[Row]:
 
 
 def tables() -> str:
-    return "\n".join([_main(), _profile(), _others(), _growth(), _input(), _whole_job()])
+    return "\n".join([_main(), _profile(), _others(), _growth(), _input(), _runs(), _whole_job()])
 
 
 def _main() -> str:
@@ -132,6 +132,22 @@ def _input() -> str:
     return "Training with real images against synthetic ones, and scoring the 1,449 test images of VOC:\n\n" + table(
         heads, lines
     )
+
+
+def _runs() -> str:
+    lines = []
+    for run in json.loads((SPEED / "runs.json").read_text()):
+        first, *later = run["steps"]
+        parts = [f"{sum(step[part] for step in later):.0f}" for part in ("before", "training", "scoring")]
+        rates = [step["images_per_second"] for step in later]
+        own = [f"{first[part]:.0f}" if part in first else "–" for part in ("before", "training")]
+        own.append(f"{first['images_per_second']:.0f}" if "training" in first else "–")
+        lines.append([run["method"], *own, f"{first['scoring']:.0f}", *parts, f"{min(rates):.0f} to {max(rates):.0f}"])
+        lines[-1].append(f"{run['seconds']:.0f}")
+    heads = ["run", "step 0: decoding, s", "training, s", "images/s", "first score, s"]
+    heads += ["five later steps: decoding, s", "training, s", "scores, s", "images/s", "all, s"]
+    title = "Where the time of the runs on VOC 15-1 went (ResNet-50, 8 epochs; all replayed as graphs; full images)"
+    return f"{title}:\n\n{table(heads, lines)}"
 
 
 def _whole_job() -> str:

@@ -195,8 +195,11 @@ def test_a_size_that_changed_since_indexing_is_an_error(image, mask):
     assert "changed meanwhile" in str(caught.value)
 
 
+@pytest.mark.parametrize("stage", [1, 100, 2**28])
 @pytest.mark.parametrize("threads", [0, 1, 2])
-def test_building_from_a_source(threads):
+def test_building_from_a_source(threads, stage, monkeypatch):
+    """One image at a time, two and one, and all at once."""
+    monkeypatch.setattr("sdrseg.data.cache.STAGE", stage)
     held = pictures([(3, 5), (8, 2), (4, 4), (1, 1)])
     order = ["i2", "i0", "i3"]  # some of them, in an order of their own
     seen: list[tuple[int, int]] = []

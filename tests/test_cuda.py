@@ -24,6 +24,7 @@ from sdrseg.methods import METHODS, Method, StepInfo, method_layers
 from sdrseg.network import build_network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture
@@ -56,8 +57,8 @@ def random_batch(classes: int, n_old: int, size: int = 128) -> Batch:
 def test_no_term_makes_the_host_wait(name, protocol, no_synchronisation):
     config = load_config("shapes", between=method_layers(name, "default", None))
     torch.manual_seed(0)
-    student = build_network(config.net, 5).cuda()
-    teacher = build_network(config.net, 5).cuda().eval().requires_grad_(False)
+    student = build_network(config.net, 5).place_on(GPU)
+    teacher = build_network(config.net, 5).place_on(GPU).eval().requires_grad_(False)
     method = METHODS[name](config)
     if METHODS[name].own_step0:
         method.begin_step(StepInfo(0, 0, 5, protocol), student, None)
@@ -140,18 +141,21 @@ def deterministic():
 
 def trained(name: str, speed: str, protocol: str, step0: bool = False) -> dict[str, torch.Tensor]:
     """Weights and memory after nine iterations on changing batches."""
-    config = load_config("shapes", None, [f"run.speed={speed}"], method_layers(name, "default", None))
+    settings = [f"run.speed={speed}", "optim.lr_later=1e-4"]  # a random network, its statistics frozen, bears no more
+    config = load_config("shapes", None, settings, method_layers(name, "default", None))
     fabric = make_fabric(config)
     torch.manual_seed(0)
-    student, teacher = build_network(config.net, 5).cuda(), None
+    student, teacher = build_network(config.net, 5).place_on(GPU), None
     method = METHODS[name](config)
     if step0 or METHODS[name].own_step0:
         method.begin_step(StepInfo(0, 0, 5, protocol), student, None)
     if not step0:
         if METHODS[name].own_step0:
             method.end_step(student)
-        teacher = build_network(config.net, 5).cuda().eval().requires_grad_(False) if method.needs_teacher else None
+        if method.needs_teacher:
+            teacher = build_network(config.net, 5).place_on(GPU).eval().requires_grad_(False)
         method.begin_step(StepInfo(1, 5, 2, protocol), student, teacher)
+        student.freeze_statistics()
     student.train()
     said: list[str] = []
     wrapped, optimiser = fabric.setup(student, make_optimiser(student, config, 1))
@@ -196,7 +200,7 @@ def test_what_cannot_be_recorded_is_computed_plainly(monkeypatch, deterministic)
     results = []
     for speed in ("plain", "graph"):
         torch.manual_seed(0)
-        student = build_network(config.net, 5).cuda().train()
+        student = build_network(config.net, 5).place_on(GPU).train()
         method = Waiting(config)
         method.begin_step(StepInfo(0, 0, 5, "disjoint"), student, None)
         fabric = make_fabric(config)
@@ -216,7 +220,7 @@ def test_what_cannot_be_recorded_is_computed_plainly(monkeypatch, deterministic)
 def test_a_recording_does_not_mind_a_thread_that_pins_memory():
     """As that of a loader does, while the first batches are trained on."""
     config = load_config("shapes", between=method_layers("ft", "default", None))
-    student = build_network(config.net, 5).cuda().train()
+    student = build_network(config.net, 5).place_on(GPU).train()
     method = METHODS["ft"](config)
     method.begin_step(StepInfo(0, 0, 5, "disjoint"), student, None)
     fabric = make_fabric(config)
@@ -251,7 +255,7 @@ def test_the_state_of_the_optimiser_goes_on_exactly(tmp_path):
     results = []
     for interrupted in (False, True):
         torch.manual_seed(0)
-        network = build_network(config.net, 5).cuda().to(memory_format=torch.channels_last)
+        network = build_network(config.net, 5).place_on(GPU).to(memory_format=torch.channels_last)
         optimiser = make_optimiser(network, config, 0)
         for number in range(3):
             if interrupted and number == 2:
@@ -274,8 +278,8 @@ def test_a_compiled_pass_is_no_further_from_the_truth_than_the_plain_one(name, d
         settings = [f"run.speed={speed}", f"run.precision={precision}", f"net.decoder={decoder}"]
         config = load_config("shapes", None, settings, method_layers(name, "default", None))
         torch.manual_seed(0)
-        student = build_network(config.net, 5).cuda()
-        teacher = build_network(config.net, 5).cuda().eval().requires_grad_(False)
+        student = build_network(config.net, 5).place_on(GPU)
+        teacher = build_network(config.net, 5).place_on(GPU).eval().requires_grad_(False)
         method = METHODS[name](config)
         method.begin_step(StepInfo(0, 0, 5, "disjoint"), student, None)
         method.end_step(student)

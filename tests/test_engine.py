@@ -210,10 +210,10 @@ def test_the_order_of_images_alone_says_how_many_iterations_there_are(tmp_path, 
     job = prepare_job(parse_spec(SPEC), "ft", config, None, tmp_path / "run", tmp_path / "bases", Quiet())
     images = [len(step.train_ids) for step in job.scenario.steps]
     later = [2 * (count // 5) for count in images[1:]]
-    left = [3 * (images[0] // 4) + sum(later), sum(later), later[1]]
-    assert [job.iterations_from(step) for step in job.scenario.steps] == left
+    left = [3 * (images[0] // 4), sum(later), later[1]]
+    assert [job.iterations_alike(step) for step in job.scenario.steps] == left
     monkeypatch.setattr(TrainOrder, "__len__", lambda self: 7)  # another rule
-    assert [job.iterations_from(step) for step in job.scenario.steps] == [21, 14, 7]
+    assert [job.iterations_alike(step) for step in job.scenario.steps] == [7, 14, 7]
 
 
 # --- going on after a kill -------------------------------------------------------------------------------------------
@@ -400,6 +400,35 @@ def test_ctrl_c_saves_and_the_run_goes_on(finished, tmp_path):
     assert json.loads((folder / "state/current.json").read_text())["iteration"] == 1
     run(folder)
     assert content(folder) == content(finished)
+
+
+def test_where_the_time_of_a_run_went(finished):
+    """The parts of all steps make up the time from the start to the last score."""
+    program = Path(__file__).parent.parent / "scripts/run_times.py"
+    done = subprocess.run([sys.executable, program, finished], capture_output=True, check=True)
+    (said,) = json.loads(done.stdout)
+    log = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
+    assert said["method"] == "sdr" and [step["step"] for step in said["steps"]] == [0, 1, 2]
+    parts = [step[part] for step in said["steps"] for part in ("before", "training", "scoring")]
+    assert min(parts) > 0
+    assert sum(parts) == pytest.approx(said["seconds"]) == pytest.approx(log[-1]["time"] - log[0]["time"])
+
+
+def test_sigterm_to_a_run_and_its_workers_saves_too(tmp_path):
+    """As `timeout` and SLURM send it: the workers go on until the run has saved."""
+    folder = tmp_path / "stopped"
+    more = ["data.cache=off", "data.workers=2", "train.epochs=500", "run.save_minutes=60"]
+    program = script(folder, more)
+    child = start(program)
+    for _ in range(2000):
+        time.sleep(0.05)
+        if (log := folder / "log.jsonl").exists() and '"iteration": 20,' in log.read_text():
+            break
+    os.killpg(child.pid, signal.SIGTERM)
+    _, said = child.communicate(timeout=60)
+    assert b"InterruptedRunError: Stopped and saved" in said, said
+    assert json.loads((folder / "state/current.json").read_text())["iteration"] >= 20
+    assert not (folder / "steps/0/meta.json").exists()
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.passes import CompiledPass, GraphPass, Pass, compiling_pays, make_pass, replayable
 from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS, Method, StepInfo
-from sdrseg.network import Network, build_network
+from sdrseg.network import Network, build_network, resize_canvas
 
 from methods_bench import CLASSES, N_NEW, N_OLD, make_batch, make_config
 
@@ -242,6 +243,23 @@ def test_upsampling_as_one_operation_equals_interpolation(align: bool, size: tup
         network_parts._upsample.default if hasattr(network_parts._upsample, "default") else network_parts._upsample,
         (maps, *size, align),
     )
+
+
+def test_a_compiler_sees_upsampling_as_one_operation_and_padding_as_padding() -> None:
+    """Not the ways of an exported network: some versions of torch say that they export whenever they compile."""
+    seen: list[str] = []
+
+    def look(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    def prepare(maps: torch.Tensor) -> torch.Tensor:
+        return resize_canvas(network_parts.upsample(maps, (20, 20)), 19, 18)
+
+    maps = torch.randn(1, 3, 5, 5)
+    made = torch.compile(prepare, backend=look, dynamic=False)(maps)
+    torch.testing.assert_close(made, prepare(maps))
+    assert len(seen) == 2 and "sdrseg.upsample" in seen[0] and "pad" in seen[1], seen
 
 
 def test_the_pooled_branch_and_the_upsampling_of_deeplab_are_smps() -> None:

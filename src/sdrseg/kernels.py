@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 def use_fast_layers(network: nn.Module) -> None:
@@ -38,12 +39,15 @@ class BatchNorm2d(nn.BatchNorm2d):
     def forward(self, maps: Tensor) -> Tensor:
         if self.training or not maps.is_cuda or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(maps)
+        known = self.weight is not None and self.running_mean is not None and self.running_mean.dtype == torch.float32
+        if not known or maps.numel() == 0 or not maps.is_contiguous(memory_format=torch.channels_last):
+            return super().forward(maps)
         apply: Any = FrozenNorm.apply
         return cast(Tensor, apply(maps, self.weight, self.bias, self.running_mean, self.running_var, self.eps))
 
 
 class FrozenNorm(torch.autograd.Function):
-    """(maps − mean) · scale + bias, with scale = weight / √(variance + eps)."""
+    """(maps − mean) · weight / √(variance + eps) + bias, for maps that are channels last."""
 
     @staticmethod
     def forward(
@@ -54,15 +58,17 @@ class FrozenNorm(torch.autograd.Function):
         return nn.functional.batch_norm(maps, mean, variance, weight, bias, eps=eps)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         maps, weight, mean, variance = ctx.saved_tensors
-        gradient, maps = (each.contiguous(memory_format=torch.channels_last) for each in (gradient, maps))
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
         inverse = torch.rsqrt(variance + ctx.eps)
-        wanted = ctx.needs_input_grad[:3]
-        _, _, to_weight, to_bias = torch.batch_norm_backward_reduce(gradient, maps, mean, inverse, weight, *wanted)
-        to_maps = None
-        if wanted[0]:
-            to_maps = torch.batch_norm_elemt(gradient, None, None, torch.zeros_like(mean), inverse * weight, ctx.eps)
+        to_maps = to_weight = to_bias = None
+        if ctx.needs_input_grad[0]:
+            to_maps = torch.batch_norm_elemt(gradient, weight, None, torch.zeros_like(mean), inverse, ctx.eps)
+        if any(wanted := ctx.needs_input_grad[1:3]):
+            sums = torch.batch_norm_backward_reduce(gradient, maps, mean, inverse, weight, False, *wanted)
+            to_weight, to_bias = sums[2:]
         return to_maps, to_weight, to_bias, None, None, None
 
 
@@ -89,7 +95,9 @@ def choose_kernels(network: nn.Module, device: torch.device) -> None:
 def _kernel_runs(device: torch.device) -> bool:
     """Seen by running it: Triton may be missing, or the compiler it needs, or the GPU be too old for it."""
     try:
-        depthwise(torch.zeros(1, 1, 1, 1, device=device), torch.zeros(1, 1, 3, 3, device=device), 2)
+        for kind in (torch.float32, torch.bfloat16, torch.float16):
+            like: Any = {"device": device, "dtype": kind}
+            depthwise(torch.zeros(2, 16, 2, 2, **like), torch.zeros(16, 1, 3, 3, **like), 2)
         return True
     except ImportError:
         return False

@@ -141,7 +141,8 @@ class Network(nn.Module):
 
 def resize_canvas(maps: Tensor, height: int, width: int) -> Tensor:
     """Maps (B, C, H, W) with zeros added, or with something cut off, at the bottom and on the right."""
-    if not torch.compiler.is_exporting():
+    compiling = torch.compiler.is_dynamo_compiling()  # there some versions of torch say that they export, too
+    if compiling or not torch.compiler.is_exporting():
         missing = (0, width - maps.shape[-1], 0, height - maps.shape[-2])
         return F.pad(maps, missing) if any(missing) else maps
     for dim, length in ((-2, height), (-1, width)):  # an exported network takes all sizes: nothing may depend on them

@@ -89,11 +89,11 @@ def refine_deeplab(decoder: Any) -> None:
 def upsample(maps: Tensor, size: tuple[int, int], *, align_corners: bool = False) -> Tensor:
     """Bilinear upsampling in float32 (or float64).
 
-    A compiler would take it apart into gathers, and its gradient into additions in half precision, which lose digits
-    and time; so there it is one operation that is not looked into.
+    A compiler would take it apart into gathers, and its gradient into single additions; so there it is one operation
+    that is not looked into.
     """
     maps = maps if maps.dtype in (torch.float32, torch.float64) else maps.float()
-    if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+    if torch.compiler.is_dynamo_compiling():
         return cast(Tensor, _upsample(maps, *size, align_corners))
     return F.interpolate(maps, size=size, mode="bilinear", align_corners=align_corners)
 

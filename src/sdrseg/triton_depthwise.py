@@ -45,5 +45,6 @@ def launch(maps: Tensor, weight: Tensor, dilation: int) -> Tensor:
     result = torch.empty_like(maps, memory_format=torch.channels_last)
     taps = weight.reshape(channels, 9).t().contiguous()
     programs = (images * height, triton.cdiv(width, CELLS), triton.cdiv(channels, CHANNELS))
-    kernel[programs](maps, taps, result, height, width, channels, dilation, CELLS, CHANNELS, enable_fp_fusion=True)
+    with torch.cuda.device(maps.get_device()):  # not always the current one
+        kernel[programs](maps, taps, result, height, width, channels, dilation, CELLS, CHANNELS, enable_fp_fusion=True)
     return result

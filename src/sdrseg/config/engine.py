@@ -37,7 +37,8 @@ class Run:
     speed: Literal["auto", "plain", "graph", "compile"] = setting(
         "auto",
         "plain; graph: forward and backward replayed as a CUDA graph, the same bit for bit; compile: compiled, and "
-        "replayed where there is a GPU, the same but for rounding; auto: on one GPU graph, and compile in long runs",
+        "replayed where there is a GPU, the same but for rounding; auto: on one GPU graph, and compile in runs "
+        "so long that it pays (docs/performance.md)",
     )
     save_minutes: float = setting(5.0, "minutes between two saved states within a step", 0)
     log_every: int = setting(20, "iterations between two lines of the log", 1)

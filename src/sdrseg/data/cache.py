@@ -7,7 +7,7 @@ each sample's rows and of its columns, exactly the weights torchvision uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
@@ -25,6 +25,8 @@ from sdrseg.scenario import VOID
 
 Size = tuple[int, int]  # height, width
 WORD = 4  # bytes a pixel
+STAGE = 2**28
+"""Bytes that are collected in RAM before they are kept: few large copies to a GPU, whatever one costs there."""
 HEADROOM = 0.5
 """The share of free memory a cache may take: training needs the rest."""
 
@@ -51,13 +53,22 @@ class PixelCache:
             raise DataError(
                 f"{id}: {found}, not {self.sizes[id]} as indexed. The files changed meanwhile; run it again."
             )
-        row = self._row[id]
-        words = torch.from_numpy(np.dstack([image, mask])).view(-1, WORD)
-        place = self._pixels[self._first[row] : self._first[row + 1]]
+        words = np.dstack([image, mask]).reshape(-1, WORD)
+        place = self._of(id)
         if place.is_cpu:  # not by torch: it would start threads of its own for each of ours
-            np.copyto(place.numpy(), words.numpy())
+            np.copyto(place.numpy(), words)
         else:
-            place.copy_(words)
+            place.copy_(torch.from_numpy(words))
+
+    def take(self, part: PixelCache) -> None:
+        """Keep all that another cache holds, whose images follow each other here too."""
+        first = self._first[self._row[next(iter(part.sizes))]]
+        self._pixels[first : first + len(part._pixels)].copy_(part._pixels)
+
+    def _of(self, id: str) -> Tensor:
+        """The words of an image, (H·W, 4)."""
+        row = self._row[id]
+        return self._pixels[self._first[row] : self._first[row + 1]]
 
     @property
     def nbytes(self) -> int:
@@ -90,8 +101,7 @@ class PixelCache:
         return images.permute(0, 3, 1, 2), masks.masked_fill(outside, VOID), outside
 
     def _picture(self, id: str) -> tuple[Tensor, Tensor]:
-        row, (height, width) = self._row[id], self.sizes[id]
-        words = self._pixels[self._first[row] : self._first[row + 1]].view(height, width, WORD)
+        words = self._of(id).view(*self.sizes[id], WORD)
         return words[:, :, :3].permute(2, 0, 1), words[:, :, 3]
 
     def _gather(self, rows: Tensor) -> Tensor:
@@ -134,14 +144,33 @@ def build_cache(
 ) -> PixelCache:
     """Decode the images of `sizes` (by id) in several threads and keep them on `device`."""
     cache = PixelCache(sizes, device)
+    done = 0
     with ThreadPoolExecutor(max(1, threads)) as pool:
         try:
-            for done, _ in enumerate(pool.map(lambda id: cache.store(id, *source.pair(id)), sizes), 1):
-                if progress is not None:
-                    progress(done, len(sizes))
+            for some in _stages(sizes):
+                part = PixelCache(some)
+                for _ in pool.map(lambda id, part=part: part.store(id, *source.pair(id)), some):
+                    done += 1
+                    if progress is not None:
+                        progress(done, len(sizes))
+                cache.take(part)
         finally:
             pool.shutdown(cancel_futures=True)
     return cache
+
+
+def _stages(sizes: Mapping[str, Size]) -> Iterator[dict[str, Size]]:
+    """Images one after the other, in groups of about STAGE bytes."""
+    some: dict[str, Size] = {}
+    held = 0
+    for id, (height, width) in sizes.items():
+        some[id] = (height, width)
+        held += height * width * WORD
+        if held >= STAGE:
+            yield some
+            some, held = {}, 0
+    if some:
+        yield some
 
 
 def free_memory(device: torch.device) -> int:

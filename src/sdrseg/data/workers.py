@@ -1,4 +1,4 @@
-"""Worker processes that end with the process that started them, even if it is killed."""
+"""Worker processes that end with the process that started them: not later, even if it is killed, and not before."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 
 PR_SET_PDEATHSIG = 1
+GRACE = 60
+"""Seconds that a worker goes on after SIGTERM."""
 
 
 def end_with_parent() -> Callable[[int], None]:
@@ -18,6 +20,9 @@ def end_with_parent() -> Callable[[int], None]:
 
 
 def _end_with(parent: int, worker: int) -> None:
+    # `timeout`, SLURM and others send SIGTERM to a run and its workers alike. The run then finishes its iteration and
+    # saves; without its workers it could not.
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE) if hasattr(signal, "alarm") else sys.exit(1))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before we asked

@@ -67,9 +67,9 @@ class Job:
     def protocol(self) -> str:
         return self.scenario.spec.protocol or "sequential"
 
-    def iterations_from(self, step: Step) -> int:
-        """Iterations of a step and all that follow."""
-        left = self.scenario.steps[step.number :]
+    def iterations_alike(self, step: Step) -> int:
+        """Iterations of a step and of those after it that compute alike: step 0 trains batch norm, and stands alone."""
+        left = self.scenario.steps[step.number :] if step.number > 0 else [step]
         return sum(len(train_order(s.train_ids, self.config.of_step(s.number), self.share)) for s in left)
 
     def cache(self, purpose: Literal["train", "score"], split: Split, ids: Sequence[str]) -> PixelCache | None:

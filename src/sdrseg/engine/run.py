@@ -165,7 +165,7 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
             job.display.validated(step.number, epoch, miou)
 
     job.interruption.save = save
-    compute = make_pass(job.fabric, method, wrapped, teacher, config, job.iterations_from(step), job.display.say)
+    compute = make_pass(job.fabric, method, wrapped, teacher, config, job.iterations_alike(step), job.display.say)
     fit(job.fabric, compute, optimiser, batches, config, watch, save, validate, job.interruption.check)
     job.interruption.save = None
     if job.log is not None:

@@ -157,7 +157,7 @@ def look(run: RunRecord, images: Sequence[TestImage]) -> Iterator[Seen]:
     """Show the images to the saved model of every finished step."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for number in range(len(run.scores)):
-        network = _network(run, number).to(device).eval()
+        network = _network(run, number).place_on(device).eval()
         for image in images:
             out = network(normalise(image.pixels[None].to(device)))
             grid = (out.features.shape[-2], out.features.shape[-1])
