@@ -16,9 +16,9 @@ from typing import Any
 
 
 def times(run: Path) -> dict[str, Any]:
-    """Of a run that was trained in one go."""
+    """Of a run that was trained in one go (a pause would be counted, too)."""
     entries = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    (start,) = (entry for entry in entries if entry["event"] == "start")
+    start = next(entry for entry in entries if entry["event"] == "start")
     scores = {entry["step"]: entry["time"] for entry in entries if entry["event"] == "score"}
     steps, before = [], start["time"]
     for number, scored in scores.items():
