@@ -1,4 +1,4 @@
-"""The two layers with kernels of their own, against the same arithmetic in float64."""
+"""Layers and losses with kernels of their own, against loops and against the same arithmetic in float64."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from sdrseg.config import load_config
-from sdrseg.kernels import BatchNorm2d, DepthwiseConv2d, choose_kernels, use_fast_layers
+from sdrseg.kernels import pixels
+from sdrseg.kernels.layers import BatchNorm2d, DepthwiseConv2d, choose_kernels, use_fast_layers
+from sdrseg.losses.cross_entropy import cross_entropy_sums, unbiased_cross_entropy_sums
+from sdrseg.losses.distillation import unbiased_distillation_sums
 from sdrseg.network import build_network
+
+import reference
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -37,8 +42,8 @@ def looped_depthwise(maps: np.ndarray, weight: np.ndarray, dilation: int) -> np.
 INTERPRETED = """
 import sys
 import numpy as np, torch
-from sdrseg.kernels import depthwise
-from sdrseg.triton_depthwise import launch
+from sdrseg.kernels.layers import depthwise
+from sdrseg.kernels.triton_depthwise import launch
 
 for case in sys.argv[1:]:
     given = np.load(case)
@@ -72,21 +77,103 @@ def test_the_depthwise_kernel_equals_loops(tmp_path):
 COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
-from sdrseg.triton_depthwise import kernel
-names = ("maps", "weight", "result", "height", "width", "channels", "dilation", "CELLS", "CHANNELS")
-for kind in ("bf16", "fp16", "fp32"):
-    types = dict(zip(names, 3 * ["*" + kind] + 4 * ["i32"] + 2 * ["constexpr"]))
-    source = triton.compiler.ASTSource(kernel, types, constexprs={"CELLS": 16, "CHANNELS": 128})
-    for chip in (80, 90):
-        made = triton.compile(source, target=GPUTarget("cuda", chip, 32), options={"enable_fp_fusion": True})
-        assert "fma.rn.f32" in made.asm["ptx"]
+from sdrseg.kernels import triton_depthwise, triton_pixels
+
+def compile(kernel, types, **constants):
+    names = dict(zip(kernel.arg_names, [*types, *["constexpr"] * len(constants)], strict=True))
+    source = triton.compiler.ASTSource(kernel, names, constexprs=constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": True})
+    assert "fma.rn" in made.asm["ptx"]
+
+for kind in ("*bf16", "*fp32"):
+    compile(triton_depthwise.kernel, [kind] * 3 + ["i32"] * 4, CELLS=16, CHANNELS=128)
+for back in (False, True):
+    for wide in (32, 256):
+        block = {"BACK": back, "ROWS": 4096 // wide, "WIDE": wide}
+        inputs = ["*fp32", "*u8", "*fp32", "*fp32", "i32", "i32", "i32"]
+        compile(triton_pixels.cross_entropy, inputs, **block)
+        compile(triton_pixels.distillation, ["*fp32", *inputs, "fp32"], **block)
 """
 
 
 @NEEDS_TRITON
-def test_the_depthwise_kernel_compiles_for_gpus(tmp_path):
+def test_the_kernels_compile_for_gpus(tmp_path):
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-W", "error", "-c", COMPILED], env=environment, check=True)
+
+
+SUMMED = """
+import sys
+import numpy as np, torch
+from sdrseg.kernels.pixels import cross_entropy_sum, distillation_sum
+
+for case in sys.argv[1:]:
+    given = {name: torch.from_numpy(array) for name, array in np.load(case).items()}
+    z, t = (given[name].contiguous(memory_format=torch.channels_last).requires_grad_() for name in "zt")
+    said = {"ce": cross_entropy_sum(z, given["labels"], 1), "unce": cross_entropy_sum(z, given["labels"], t.shape[1])}
+    said["unkd"] = distillation_sum(z, t.detach(), given["keep"], float(given["alpha"]))
+    for name in list(said):
+        said[name + " gradient"], = torch.autograd.grad(-3 * said[name], z)
+        assert said[name + " gradient"].is_contiguous(memory_format=torch.channels_last)
+    np.savez(case + ".said.npz", **{name: value.detach().numpy() for name, value in said.items()})
+"""
+
+
+def plain_sums(z: torch.Tensor, t: torch.Tensor, labels: torch.Tensor, keep: torch.Tensor, alpha: float):
+    """Values, and gradients of −3 times the values, by the plain formulas."""
+    said = {"ce": cross_entropy_sums(z, labels)[0], "unce": unbiased_cross_entropy_sums(z, labels, t.shape[1])[0]}
+    said["unkd"] = unbiased_distillation_sums(z, t, keep, alpha=alpha)[0]
+    return said | {f"{name} gradient": torch.autograd.grad(-3 * value, z)[0] for name, value in said.items()}
+
+
+def drawn_logits(seed: int, shape: tuple[int, int, int, int], n_old: int, scale: float) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    images, classes, height, width = shape
+    labels = draw.integers(0, classes, (images, height, width)).astype(np.uint8)
+    labels[draw.random(labels.shape) < 0.2] = 255
+    logits = {
+        "z": draw.normal(size=shape, scale=scale),
+        "t": draw.normal(size=(images, n_old, height, width), scale=scale),
+    }
+    return {name: array.astype(np.float32) for name, array in logits.items()} | {
+        "labels": labels,
+        "keep": draw.random(labels.shape) < 0.8,
+    }
+
+
+LOGITS = (  # shape, old classes, scale, alpha
+    ((2, 5, 7, 9), 3, 1, 1.0),
+    ((1, 17, 11, 13), 16, 10, 1.0),
+    ((2, 3, 4, 5), 2, 1, 2.0),
+    ((1, 40, 3, 50), 30, 200, 0.5),  # far apart: single exponentials are 0 or overflow
+    ((1, 129, 2, 3), 101, 5, 1.0),
+)
+
+
+@NEEDS_TRITON
+def test_the_losses_over_pixels_equal_loops(tmp_path):
+    """Values against loops in plain Python; these and gradients against the plain formulas in float64."""
+    cases = {}
+    for number, (shape, n_old, scale, alpha) in enumerate(LOGITS):
+        given = drawn_logits(number, shape, n_old, scale) | {"alpha": np.array(alpha)}
+        np.savez(tmp_path / f"{number}.npz", **given)
+        cases[str(tmp_path / f"{number}.npz")] = given
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", SUMMED, *cases], env=environment, check=True)
+    for case, given in cases.items():
+        said = np.load(f"{case}.said.npz")
+        z, t, labels, keep = (given[name] for name in ("z", "t", "labels", "keep"))
+        if np.abs(z).max() < 100:  # the loops cannot do without single exponentials
+            counted, n_old = (labels != 255).sum(), t.shape[1]
+            truth = {"ce": counted * reference.cross_entropy(z, labels)}
+            truth["unce"] = counted * reference.unbiased_cross_entropy(z, labels, n_old)
+            each = reference.unbiased_distillation(z, t, keep, alpha=float(given["alpha"]))
+            truth["unkd"] = keep.sum() * n_old * each
+            assert {name: float(said[name]) for name in truth} == pytest.approx(truth, rel=1e-5)
+        exact = torch.from_numpy(z).double().requires_grad_()
+        others = (torch.from_numpy(t).double(), torch.from_numpy(labels), torch.from_numpy(keep))
+        for name, value in plain_sums(exact, *others, float(given["alpha"])).items():
+            np.testing.assert_allclose(said[name], value.detach().numpy(), atol=1e-4, rtol=1e-4)
 
 
 def layers(kind: type[nn.Module], network: nn.Module) -> list[str]:
@@ -227,3 +314,25 @@ def test_a_whole_network_learns_the_same_with_and_without(monkeypatch):
         found.append((said.features, said.logits, torch.cat([p.grad.flatten() for p in network.parameters()])))
     for without, fast in zip(*found, strict=True):
         close(fast, without.detach().double().cpu(), torch.float32)
+
+
+@GPU
+@pytest.mark.parametrize(("shape", "n_old", "scale", "alpha"), LOGITS + (((2, 151, 64, 64), 101, 3, 1.0),))
+def test_losses_over_pixels_equal_float64(shape, n_old, scale, alpha):
+    given = {name: torch.from_numpy(array) for name, array in drawn_logits(0, shape, n_old, scale).items()}
+    exact = given["z"].double().requires_grad_()
+    truth = plain_sums(exact, given["t"].double(), given["labels"], given["keep"], alpha)
+    z, t = (given[name].cuda().contiguous(memory_format=torch.channels_last) for name in "zt")
+    z.requires_grad_()
+    assert pixels.fits(z, t)
+    for name, value in plain_sums(z, t, given["labels"].cuda(), given["keep"].cuda(), alpha).items():
+        close(value, truth[name].detach(), torch.float32)
+
+
+@GPU
+def test_logits_of_another_kind_are_left_to_the_plain_formulas():
+    z = torch.randn(2, 5, 4, 6, device="cuda").contiguous(memory_format=torch.channels_last)
+    assert pixels.fits(z) and pixels.fits(z, z)
+    others = [z.double(), z.bfloat16(), z.contiguous(), z[:, :3], z[:, :, :, :3], z[:0], z.cpu()]
+    assert not any(pixels.fits(other) or pixels.fits(z, other) for other in others if other.numel())
+    assert not pixels.fits(z[:0]) and not pixels.fits(z, z.clone().requires_grad_())

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sdrseg.config.net import Net
 from sdrseg.errors import UsageError
-from sdrseg.kernels import choose_kernels, use_fast_layers
+from sdrseg.kernels.layers import choose_kernels, use_fast_layers
 from sdrseg.network_parts import ReleasedHead, place_strides, refine_deeplab, upsample
 from sdrseg.scenario.spec import nearest
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sdrseg.kernels import pixels
 from sdrseg.losses.pixels import VOID, at_least_float32
 
 
@@ -21,12 +22,15 @@ def unbiased_cross_entropy_sums(logits: Tensor, labels: Tensor, n_old: int, *, c
     """
     z = at_least_float32(logits)
     valid = labels != VOID
-    label = torch.where(valid, labels, 0).long()
-    background = z[:, 0] if n_old == 1 else z[:, :n_old].logsumexp(1)
-    own = torch.where(label < n_old, background, z.gather(1, label[:, None])[:, 0])
-    loss = torch.where(valid, z.logsumexp(1) - own, 0)
+    if pixels.fits(z):
+        loss = pixels.cross_entropy_sum(z, labels, n_old)
+    else:
+        label = torch.where(valid, labels, 0).long()
+        background = z[:, 0] if n_old == 1 else z[:, :n_old].logsumexp(1)
+        own = torch.where(label < n_old, background, z.gather(1, label[:, None])[:, 0])
+        loss = torch.where(valid, z.logsumexp(1) - own, 0).sum()
     count = torch.ones_like(valid) if count_void else valid
-    return torch.stack([loss.sum(), count.sum().to(loss.dtype)])
+    return torch.stack([loss, count.sum().to(loss.dtype)])
 
 
 def binary_cross_entropy_sums(logits: Tensor, labels: Tensor) -> Tensor:

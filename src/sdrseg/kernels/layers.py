@@ -1,4 +1,4 @@
-"""Two layers for which GPUs have faster kernels than those that libraries choose; elsewhere they are what they were.
+"""Two layers with faster kernels on GPUs than those that libraries choose; elsewhere they are what they were.
 
 Batch norm with frozen statistics: torch's way back writes its gradient in another layout than channels last, which the
 convolution before it then copies back. The kernels of synchronised batch norm do the same arithmetic without that.
@@ -8,13 +8,14 @@ own (triton_depthwise.py) takes their place, forward and for the gradient of the
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from sdrseg.kernels import runs
 
 
 def use_fast_layers(network: nn.Module) -> None:
@@ -93,24 +94,18 @@ def choose_kernels(network: nn.Module, device: torch.device) -> None:
 
 @cache
 def _kernel_runs(device: torch.device) -> bool:
-    """Seen by running it: Triton may be missing, or the compiler it needs, or the GPU be too old for it."""
-    try:
+    def attempt() -> None:
         for kind in (torch.float32, torch.bfloat16, torch.float16):
             like: Any = {"device": device, "dtype": kind}
             depthwise(torch.zeros(2, 16, 2, 2, **like), torch.zeros(16, 1, 3, 3, **like), 2)
-        return True
-    except ImportError:
-        return False
-    except Exception as error:  # of whatever kind
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        warnings.warn(f"Depthwise convolutions are left to cuDNN, which is slower: {reason}", stacklevel=2)
-        return False
+
+    return runs("Depthwise convolutions", attempt)
 
 
 @torch.library.custom_op("sdrseg::depthwise", mutates_args=())
 def depthwise(maps: Tensor, weight: Tensor, dilation: int) -> Tensor:
     """Maps (B, C, h, w) by weights (C, 1, 3, 3), zeros around them; sums in float32, the result channels last."""
-    from sdrseg.triton_depthwise import launch
+    from sdrseg.kernels.triton_depthwise import launch
 
     return launch(maps.contiguous(memory_format=torch.channels_last), weight, dilation)
 
