@@ -122,11 +122,15 @@ def test_predicting_leaves_gradients_alone_and_images_too(trained):
     ("hook", "message"),
     [
         ("def weights(self):\n        return {'own': 2.0}", r"weights\(\) leaves out kd, .*super\(\).weights\(\)"),
+        (
+            "def weights(self):\n        return {**super().weights(), 'own': 2.0}\n\n    def mor_terms(self): pass",
+            r"names own, but nothing computes that.*more_terms",
+        ),
         ("def begin_step(self, step, student, teacher):\n        pass", r"begin_step has to call super\(\).begin_step"),
         ("def __init__(self, config, everyone):\n        self.config = config", r"__init__ has to call super\(\)"),
     ],
 )
-def test_a_forgotten_super_is_named(tmp_path, hook, message):
+def test_a_forgotten_super_or_a_misspelt_hook_is_named(tmp_path, hook, message):
     file = tmp_path / "mine.py"
     head = "import sdrseg\n\n@sdrseg.register_method\nclass Mine(sdrseg.Method):\n    name = summary = 'mine'\n"
     file.write_text(f"{head}\n    {hook}\n")

@@ -10,8 +10,9 @@ import pytest
 
 from runs import start
 from sdrseg import demo
-from sdrseg.demo import Outcome, verdict
+from sdrseg.demo import Outcome, require_free, verdict
 from sdrseg.engine.run import train
+from sdrseg.errors import UsageError
 
 
 def outcomes(ft: tuple[float, float], sdr: tuple[float, float], before: float = 60.0) -> dict[str, Outcome]:
@@ -80,3 +81,17 @@ def test_of_several_processes_the_first_alone_prints(tmp_path):
     for heading in (f"{demo.SPEC}: a network learns", "fine-tuning (ft)", "MiB (mib)", "SDR (sdr)"):
         assert err.count(heading) == 1
     assert out.count("The report, with pictures: ") == 1
+
+
+def test_only_a_new_or_empty_folder_or_a_demo_is_written_to(tmp_path):
+    require_free(tmp_path / "new")
+    require_free(tmp_path)
+    for name in ("sdr", "bases", "report.html"):
+        (tmp_path / name).mkdir()
+    require_free(tmp_path)
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(UsageError, match="holds photos and is no demo of ours"):
+        require_free(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file is a file"):
+        require_free(tmp_path / "file")

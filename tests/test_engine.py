@@ -84,6 +84,27 @@ def test_scoring_again_gives_exactly_the_same(finished):
     assert [r["same"] for r in results] == [True, True, True]
 
 
+def test_other_scores_are_explained_where_the_data_changed(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    metrics, scenario = tmp_path / "run/steps/2/metrics.json", tmp_path / "run/scenario.json"
+    then, saved = json.loads(metrics.read_text()), json.loads(scenario.read_text())
+    then["miou"]["all"] = 0.5
+    metrics.write_text(json.dumps(then))
+    assert score_again(tmp_path / "run")[2]["difference"] is None
+    saved["mask_digests"][saved["steps"][2]["test_ids"][0]] = "00"
+    scenario.write_text(json.dumps(saved))
+    results = score_again(tmp_path / "run")
+    assert [r["same"] for r in results] == [True, True, False]
+    assert results[2]["miou_then"]["all"] == 0.5
+    assert "was scored on other images or masks" in results[2]["difference"]
+
+
+def test_offline_with_several_steps_is_said_to_be_no_bound(tmp_path):
+    display = Quiet()
+    train(SPEC, "offline", tmp_path / "run", assignments=TINY, bases=tmp_path / "bases", display=display)
+    assert any("offline is fine-tuning and no bound" in said for said in display.said if isinstance(said, str))
+
+
 def test_scores_of_before_held_out_images_are_those_of_test_images(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     file = tmp_path / "run/steps/2/metrics.json"

@@ -295,6 +295,9 @@ def test_other_data_than_the_runs_were_scored_on_are_not_shown(report_runs, tmp_
     (tmp_path / "run/scenario.json").write_text(json.dumps(scenario))
     _, notes = write_report([tmp_path / "run"], tmp_path / "out.html", images=2)
     assert "val-00003 has another content" in notes[0]
+    (tmp_path / "data").mkdir()
+    with pytest.raises(SdrsegError):  # data that was asked for by name has to be the right one
+        write_report([tmp_path / "run"], tmp_path / "out.html", data=tmp_path / "data", images=2)
 
 
 def test_a_missing_model_is_a_note(report_runs, tmp_path):

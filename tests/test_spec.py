@@ -145,6 +145,7 @@ def test_any_text_is_read_or_refused_with_a_usage_error(text):
         ("voc:1-15/0,16-20@disjoint", "class 0 (background) of step 1: background belongs to the first step"),
         ("voc:1-15/16-19@disjoint", "missing: 20 (tvmonitor)"),
         ("voc:1-15//16-20@disjoint", "step 1 has no class ''"),
+        ("voc:Cat@disjoint", "missing: 1 (aeroplane)"),
         ("voc:0/1-20@disjoint", "step 0 has no classes"),
     ],
 )

@@ -10,6 +10,7 @@ from sdrseg.config import load_config
 from sdrseg.distributed import Everyone
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.run import train
+from sdrseg.errors import UsageError
 from sdrseg.report import write_report
 from sdrseg.terminal import console, print_json, print_table
 
@@ -32,6 +33,7 @@ class Outcome(NamedTuple):
 
 def run_demo(out: Path, json: bool) -> None:
     """Train a base, add classes with three methods from it, print what came of it, and write a report."""
+    require_free(out)
     make_fabric(load_config("shapes"))  # several processes meet here, and know which of them is the first
     screen = console(stderr=True)
     screen.quiet = Everyone().rank > 0
@@ -55,6 +57,15 @@ def run_demo(out: Path, json: bool) -> None:
     lines = [sentence, f"The report, with pictures: {page}", *(f"note: {note}" for note in notes)]
     for line in lines:
         console().print(line, soft_wrap=True)
+
+
+def require_free(out: Path) -> None:
+    """Stop if `out` is anything but a new or empty folder, or that of a demo, which then goes on."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file. Name a folder, or a new one.")
+    ours = {*METHODS, "bases", "report.html"}
+    if out.is_dir() and (foreign := sorted(file.name for file in out.iterdir() if file.name not in ours)):
+        raise UsageError(f"--out {out} holds {foreign[0]} and is no demo of ours. Name an empty folder, or a new one.")
 
 
 def _outcome(summary: Mapping[str, Any]) -> Outcome:

@@ -16,7 +16,7 @@ from sdrseg.data.batches import Batches, eval_batches
 from sdrseg.data.index import map_with_threads
 from sdrseg.distributed import Everyone
 from sdrseg.engine.folder import RunFolder
-from sdrseg.engine.job import TEST_IMAGES, Job, prepare_job
+from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.losses.pixels import VOID
@@ -120,12 +120,16 @@ def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
         raise SdrsegError(f"{out}: no step of this run is finished yet. Wait, or go on training it.")
     config = config_from(saved["config"], str(out / "config.json"))
     job = prepare_job(parse_spec(saved["spec"]), "ft", config, data, out, None, None)  # scoring needs no method
+    known = (out / "scenario.json").exists()
+    difference = data_difference(job, folder.read_json("scenario.json")) if known else None
     results = []
     for step in job.scenario.steps:
         if folder.has_metrics(step.number):
             now = {**score_saved(job, step).to_dict(), "scored_on": job.scored_on}
             then = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}
             results.append({**now, "same": now == then})
+            if now != then:
+                results[-1] |= {"miou_then": then["miou"], "difference": difference}
     job.display.close()
     return results
 

@@ -150,10 +150,16 @@ def _digests(job: Job) -> dict[str, str]:
 
 def _require_same_data(job: Job, saved: dict[str, Any]) -> None:
     """Refuse to go on with other images, masks or classes than those that finished and begun steps have seen."""
+    if (difference := data_difference(job, saved)) is not None:
+        raise SdrsegError(f"{difference} Give the data it was begun with, or choose another folder with --out.")
+
+
+def data_difference(job: Job, saved: dict[str, Any]) -> str | None:
+    """How images, masks or classes differ from those that finished and begun steps have seen, as a sentence."""
     if list(job.scenario.classes) != saved["classes"]:
-        raise SdrsegError(
+        return (
             f"{job.folder.path} is a run of data with the classes {', '.join(saved['classes'])}, not "
-            f"{', '.join(job.scenario.classes)}. Give the data it was begun with, or choose another folder with --out."
+            f"{', '.join(job.scenario.classes)}."
         )
     digests, digests_then = _digests(job), saved["mask_digests"]
     for step, then in zip(job.scenario.steps, saved["steps"], strict=True):
@@ -167,10 +173,9 @@ def _require_same_data(job: Job, saved: dict[str, Any]) -> None:
             if changed := sorted(i for i in here.keys() | there.keys() if here.get(i) != there.get(i)):
                 what = "is new" if changed[0] not in there else "is gone" if changed[0] not in here else "is another"
                 more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-                raise SdrsegError(
-                    f"{job.folder.path}: step {step.number} was {use} other images or masks: {changed[0]} {what}{more}."
-                    f" Give the data it was begun with, or choose another folder with --out."
-                )
+                seen = f"step {step.number} was {use} other images or masks"
+                return f"{job.folder.path}: {seen}: {changed[0]} {what}{more}."
+    return None
 
 
 def _device_name(device: torch.device) -> str:

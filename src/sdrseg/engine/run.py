@@ -30,6 +30,7 @@ from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
 from sdrseg.errors import UsageError
 from sdrseg.methods import Method, StepInfo, limits_in, method_layers, resolve_method
+from sdrseg.methods.finetune import Offline
 from sdrseg.methods.latent import require_released
 from sdrseg.methods.own import file_digest, require_super, require_weights
 from sdrseg.network import Network, build_network, statistics_warning
@@ -85,6 +86,9 @@ def train(
         rates = [learning_rates(config.of_step(number), number) for number in range(min(2, len(job.scenario.steps)))]
         spoken = ", then ".join(f"{body:g}" + (f" (head {head:g})" if head != body else "") for body, head in rates)
         job.display.say(f"preset {preset}, learning rate {spoken}")
+        if issubclass(job.method, Offline) and len(job.scenario.steps) > 1:
+            say = f"warning: with several steps, {method_name} is fine-tuning and no bound to compare with"
+            job.display.say(f"{say}. For that, train {spec.source}:offline.")
         for section, key, most in limits_in(layers):
             if getattr(getattr(config, section), key) == most:
                 job.display.say(f"{section}.{key} = {most:g}, not more, for generated data (see docs/methods.md)")

@@ -38,12 +38,15 @@ def evaluate_run(folder: Path, data: Path | None, json: bool) -> bool:
     if json and Everyone().rank == 0:
         print_json(results)
     elif Everyone().rank == 0:
-        rows = [
-            [r["step"], *(_percent(r["miou"][n]) for n in ("old", "new", "all")), "yes" if r["same"] else "NO"]
-            for r in results
-        ]
+        rows = [[r["step"], *(_percent(r["miou"][n]) for n in ("old", "new", "all")), _same(r)] for r in results]
         print_table("mIoU, scored again, in per cent", ["step", "old", "new", "all", "as at training time"], rows)
+        for reason in sorted({r.get("difference") or "" for r in results} - {""}):
+            console().print(reason, markup=False, soft_wrap=True)
     return all(r["same"] for r in results)
+
+
+def _same(result: dict[str, Any]) -> str:
+    return "yes" if result["same"] else f"NO, {_percent(result['miou_then']['all'])}"
 
 
 def _percent(value: float | None) -> str:

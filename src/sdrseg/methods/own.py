@@ -86,6 +86,13 @@ def require_weights(method: Method) -> None:
         raise UsageError(
             f"method {method.name}: its weights() leaves out {', '.join(dropped)}. Begin with super().weights()."
         )
+    added = [name for name in method.weights() if name not in Method.weights(method)]
+    kind = type(method)
+    if added and kind.more_terms is Method.more_terms and kind.terms is Method.terms:
+        raise UsageError(
+            f"method {method.name}: its weights() names {', '.join(added)}, but nothing computes that. Write a method "
+            f"more_terms() that returns it (is it misspelt?)."
+        )
 
 
 def source_digest(method: type[Method]) -> str:

@@ -101,6 +101,8 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
         choice = choose(runs[0], source, index, wanted)
         images = load_images(runs[0], source, choice.ids)
     except SdrsegError as error:
+        if data is not None:  # asked for by name
+            raise
         found.notes.append(
             f"Pictures and features are missing, because the data set was not reached: {error} "
             "Run `sdrseg report` again with --data PATH, as for `sdrseg train`, to have them."

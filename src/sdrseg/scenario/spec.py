@@ -108,7 +108,7 @@ def class_lists(spec: Spec, classes: tuple[str, ...]) -> ClassLists:
             order.sort(key=lambda c: draw(spec.seed, c))
         later = [tuple(order[i : i + each]) for i in range(first, last, each)]
         return ((0, *order[:first]), *later)
-    if "/" in task or "," in task:
+    if "/" in task or "," in task or task.lower() in map(str.lower, classes):
         return _explicit(spec, task, classes)
     known = [*published, "offline", "random-5", "15-1"]
     raise UsageError(
