@@ -76,7 +76,9 @@ def _label_problems(source: Source, index: ClassIndex) -> Iterator[Problem]:
     readable = index.sizes.any(axis=1)
     labelled = index.pixels[:, 1:VOID].any(axis=1)
     for row in np.flatnonzero(readable & ~labelled):
-        yield Problem(source.file(index.ids[row], "mask"), "empty mask", "no class in it; no step will use it")
+        void = int(index.pixels[row, VOID])
+        hint = f"; {void} pixels are {VOID}, void: if that is your object, store it as 1 instead" if void else ""
+        yield Problem(source.file(index.ids[row], "mask"), "empty mask", f"no class in it; no step will use it{hint}")
     for row in np.flatnonzero(index.digests.any(axis=1)):
         try:
             start = source.mask_content(index.ids[row])[:3]
