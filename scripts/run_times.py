@@ -28,7 +28,7 @@ def times(run: Path) -> dict[str, Any]:
             rates = [entry["images_per_second"] for entry in said]
             first, last = said[0], said[-1]
             pace = (last["time"] - first["time"]) / (last["iteration"] - first["iteration"])
-            begun = first["time"] - pace * first["iteration"]
+            begun = max(before, first["time"] - pace * first["iteration"])  # about: the first ones may be slower
             step |= {"images_per_second": statistics.median(rates), "before": begun - before}
             step |= {"training": last["time"] - begun, "passes": _passes(entries, number)}
             before = last["time"]
