@@ -17,11 +17,11 @@ measure() {
 }
 
 measure step-resnet101-batch8 step.py --batch 8 --methods ft "kd only" sdr "step 0" --profile
-measure step-resnet101-batch24 step.py --batch 24 --methods ft sdr --speed graph compile
+measure step-resnet101-batch24 step.py --batch 24 --methods ft sdr --speed graph compile --repeat 20
 measure pipeline-graph pipeline.py voc:15-1@disjoint --data "$voc" --speed graph --iterations 70 --transforms crop512
 measure pipeline-graph-2-threads pipeline.py voc:15-1@disjoint --data "$voc" --speed graph --iterations 70 --transforms crop512 --workers 2
 measure pipeline-compile pipeline.py voc:15-1@disjoint --data "$voc" --speed compile --iterations 150 --transforms crop512
-measure step-resnet101-151-classes step.py --classes 101+50 --batch 4 16 --speed graph compile --methods ft sdr
+measure step-resnet101-151-classes step.py --classes 101+50 --batch 4 16 --speed graph compile --methods ft sdr --repeat 20
 measure step-resnet50-batch16 step.py --encoder resnet50 --batch 16 --methods ft sdr
 measure growth-classes step.py --batch 8 --classes 2+1 51+10 101+50 --speed graph --methods ft sdr --repeat 10 --warm 5
 measure growth-batch step.py --batch 2 4 16 32 --speed graph --methods ft sdr --repeat 10 --warm 5

@@ -18,3 +18,8 @@ class UsageError(SdrsegError):
     """A specification, option or setting that cannot be understood. The command ends with exit code 2."""
 
     exit_code = 2
+
+
+def first_line(error: Exception) -> str:
+    """What another library's error says, in one line; its kind where it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -18,7 +18,7 @@ from torch import Tensor
 from sdrseg.config import Config
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batch
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, first_line
 from sdrseg.methods.base import Method
 from sdrseg.network import Network
 
@@ -90,7 +90,7 @@ class CompiledPass(Pass):
         try:
             return super().__call__(batch)
         except Exception as error:  # no compiler for C or for the GPU, or a term that cannot be compiled
-            self._say(f"not compiled ({_first_line(error)})")
+            self._say(f"not compiled ({first_line(error)})")
             self.how, self._finish = "plain", None
             self.forget_gradients()  # the way back may have come as far as some of them
             restore()
@@ -189,7 +189,7 @@ class GraphPass:
             self._graph = graph
             self._gradients = [(parameter, parameter.grad) for parameter in self.student.parameters()]
         except Exception as error:  # whatever a method does that cannot be recorded
-            self._say(f"no CUDA graph ({_first_line(error)}): kernels are launched one by one")
+            self._say(f"no CUDA graph ({first_line(error)}): kernels are launched one by one")
             torch.cuda.synchronize()
             draws.graphsafe_set_state(drawn)
             self.inner.forget_gradients()
@@ -208,10 +208,6 @@ def _snapshot(method: Method, network: Network) -> Callable[[], None]:
             tensor.copy_(buffers[name])
 
     return restore
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 COMPILE_FROM = 20_000

@@ -1,4 +1,4 @@
-"""Kernels for GPUs where libraries are slow, in Triton. Everything here has a plain version, which is used elsewhere.
+"""Kernels for GPUs where libraries choose slow ones. Everything here has a plain version, which is used elsewhere.
 
 `layers.py`: two layers of the network; `pixels.py`: two losses over all pixels. The kernels themselves are in the files
 triton_*.py, which are imported only where Triton is there.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+from sdrseg.errors import first_line
+
 
 def runs(what: str, attempt: Callable[[], object]) -> bool:
     """Whether kernels run, seen by running them: Triton may be missing, or its compiler, or the GPU be too old."""
@@ -18,6 +20,5 @@ def runs(what: str, attempt: Callable[[], object]) -> bool:
     except ImportError:
         return False
     except Exception as error:  # of whatever kind
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        warnings.warn(f"{what} without a kernel of their own, which is slower: {reason}", stacklevel=3)
+        warnings.warn(f"{what} without a kernel of their own, which is slower: {first_line(error)}", stacklevel=3)
         return False

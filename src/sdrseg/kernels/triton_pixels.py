@@ -17,10 +17,22 @@ VOID: tl.constexpr = tl.constexpr(255)
 NEVER: tl.constexpr = tl.constexpr(float("-inf"))
 
 
+def _block(pixels, ROWS: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The pixels of a program, which of them there are, and channels."""
+    pixel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    return pixel, pixel < pixels, tl.arange(0, WIDE)
+
+
 def _tile(source, pixel, known, channel, channels):  # type: ignore[no-untyped-def]
     """Logits (pixels, channels) in float32; −∞ where there is none."""
     place = source + pixel[:, None].to(tl.int64) * channels + channel[None, :]
     return tl.load(place, mask=known[:, None] & (channel < channels)[None, :], other=NEVER)
+
+
+def _put(result, pixel, known, channel, channels, values):  # type: ignore[no-untyped-def]
+    """The other way round."""
+    place = result + pixel[:, None].to(tl.int64) * channels + channel[None, :]
+    tl.store(place, values, mask=known[:, None] & (channel < channels)[None, :])
 
 
 def _logsumexp(logits):  # type: ignore[no-untyped-def]
@@ -41,10 +53,7 @@ def _cross_entropy(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
 ):
     """The sum of a block or, on the way BACK, the gradient of its logits."""
-    block = tl.program_id(0)
-    pixel = block * ROWS + tl.arange(0, ROWS)
-    known = pixel < pixels
-    channel = tl.arange(0, WIDE)
+    pixel, known, channel = block(pixels, ROWS, WIDE)
     z = tile(logits, pixel, known, channel, channels)
     label = tl.load(labels + pixel, mask=known, other=VOID).to(tl.int32)
     counted = known & (label != VOID)
@@ -57,11 +66,10 @@ def _cross_entropy(  # type: ignore[no-untyped-def]
             (label < n_old)[:, None], tl.where(old, tl.exp(z - background[:, None]), 0.0), mine.to(tl.float32)
         )
         gradient = tl.load(upstream) * (tl.exp(z - all_of_them[:, None]) - target)
-        place = result + pixel[:, None].to(tl.int64) * channels + channel[None, :]
-        tl.store(place, tl.where(counted[:, None], gradient, 0.0), mask=known[:, None] & (channel < channels)[None, :])
+        put(result, pixel, known, channel, channels, tl.where(counted[:, None], gradient, 0.0))
     else:
         own = tl.where(label < n_old, background, tl.sum(tl.where(mine, z, 0.0), 1))
-        tl.store(result + block, tl.sum(tl.where(counted, all_of_them - own, 0.0), 0))
+        tl.store(result + tl.program_id(0), tl.sum(tl.where(counted, all_of_them - own, 0.0), 0))
 
 
 def _distillation(  # type: ignore[no-untyped-def]
@@ -79,10 +87,7 @@ def _distillation(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
 ):
     """The sum of a block or, on the way BACK, the gradient of the student's logits."""
-    block = tl.program_id(0)
-    pixel = block * ROWS + tl.arange(0, ROWS)
-    known = pixel < pixels
-    channel = tl.arange(0, WIDE)
+    pixel, known, channel = block(pixels, ROWS, WIDE)
     z = tile(logits, pixel, known, channel, channels)
     t = tile(teacher, pixel, known, channel, n_old)
     t = tl.where((channel < n_old)[None, :], alpha * t, NEVER)
@@ -96,14 +101,15 @@ def _distillation(  # type: ignore[no-untyped-def]
     if BACK:
         share = p0[:, None] * tl.exp(z - background[:, None])
         gradient = tl.load(upstream) * (tl.exp(z - all_of_them[:, None]) - tl.where(behind, share, p))
-        place = result + pixel[:, None].to(tl.int64) * channels + channel[None, :]
-        tl.store(place, tl.where(counted[:, None], gradient, 0.0), mask=known[:, None] & (channel < channels)[None, :])
+        put(result, pixel, known, channel, channels, tl.where(counted[:, None], gradient, 0.0))
     else:
         agreement = p0 * background + tl.sum(tl.where(behind, 0.0, p * z), 1)
-        tl.store(result + block, tl.sum(tl.where(counted, all_of_them - agreement, 0.0), 0))
+        tl.store(result + tl.program_id(0), tl.sum(tl.where(counted, all_of_them - agreement, 0.0), 0))
 
 
+block: Any = triton.jit(_block)
 tile: Any = triton.jit(_tile)
+put: Any = triton.jit(_put)
 logsumexp: Any = triton.jit(_logsumexp)
 cross_entropy: Any = triton.jit(_cross_entropy)
 distillation: Any = triton.jit(_distillation)
