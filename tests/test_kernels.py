@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import numpy as np
@@ -79,20 +80,27 @@ import triton
 from triton.backends.compiler import GPUTarget
 from sdrseg.kernels import triton_depthwise, triton_pixels
 
-def compile(kernel, types, **constants):
+def compile(kernel, types, warps=4, **constants):
     names = dict(zip(kernel.arg_names, [*types, *["constexpr"] * len(constants)], strict=True))
     source = triton.compiler.ASTSource(kernel, names, constexprs=constants)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": True})
-    assert "fma.rn" in made.asm["ptx"]
+    options = {"enable_fp_fusion": True, "num_warps": warps}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    assert "fma.rn" in ptx
+    return ptx
 
 for kind in ("*bf16", "*fp32"):
     compile(triton_depthwise.kernel, [kind] * 3 + ["i32"] * 4, CELLS=16, CHANNELS=128)
 for back in (False, True):
-    for wide in (32, 256):
-        block = {"BACK": back, "ROWS": 4096 // wide, "WIDE": wide}
+    for channels in (17, 151):
+        shares = triton_pixels.share_out(channels)
         inputs = ["*fp32", "*u8", "*fp32", "*fp32", "i32", "i32", "i32"]
-        compile(triton_pixels.cross_entropy, inputs, **block)
-        compile(triton_pixels.distillation, ["*fp32", *inputs, "fp32"], **block)
+        for kernel, types in (
+            (triton_pixels.cross_entropy, inputs),
+            (triton_pixels.distillation, ["*fp32", *inputs, "fp32"]),
+        ):
+            ptx = compile(kernel, types, triton_pixels.WARPS, BACK=back, **shares)
+            if shares["LANES"] == 1 and back:  # every thread by itself
+                assert "shfl" not in ptx and "bar.sync" not in ptx
 """
 
 
@@ -159,7 +167,11 @@ def test_the_losses_over_pixels_equal_loops(tmp_path):
         np.savez(tmp_path / f"{number}.npz", **given)
         cases[str(tmp_path / f"{number}.npz")] = given
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", SUMMED, *cases], env=environment, check=True)
+    command = [sys.executable, "-W", "ignore", "-c", SUMMED, *cases]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip(f"the interpreter of Triton {version('triton')} cannot loop with NumPy {np.__version__}")
+    assert done.returncode == 0, done.stderr
     for case, given in cases.items():
         said = np.load(f"{case}.said.npz")
         z, t, labels, keep = (given[name] for name in ("z", "t", "labels", "keep"))

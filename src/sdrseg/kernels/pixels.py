@@ -23,7 +23,7 @@ def fits(logits: Tensor, teacher: Tensor | None = None) -> bool:
     both = [logits] if teacher is None else [logits, teacher]
     laid = all(z.dtype == torch.float32 and z.is_contiguous(memory_format=torch.channels_last) for z in both)
     free = teacher is None or (not teacher.requires_grad and teacher.device == logits.device)
-    return laid and free and 0 < logits.numel() and logits.shape[1] <= 512 and _run(logits.device)
+    return laid and free and logits.numel() > 0 and _run(logits.device)
 
 
 @cache

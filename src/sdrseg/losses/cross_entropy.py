@@ -27,7 +27,7 @@ def unbiased_cross_entropy_sums(logits: Tensor, labels: Tensor, n_old: int, *, c
     else:
         label = torch.where(valid, labels, 0).long()
         background = z[:, 0] if n_old == 1 else z[:, :n_old].logsumexp(1)
-        own = torch.where(label < n_old, background, z.gather(1, label[:, None])[:, 0])
+        own = torch.where(label < n_old, background, _own(z, label))
         loss = torch.where(valid, z.logsumexp(1) - own, 0).sum()
     count = torch.ones_like(valid) if count_void else valid
     return torch.stack([loss, count.sum().to(loss.dtype)])
@@ -38,5 +38,13 @@ def binary_cross_entropy_sums(logits: Tensor, labels: Tensor) -> Tensor:
     z = at_least_float32(logits)
     valid = labels != VOID
     label = torch.where(valid, labels, 0).long()
-    loss = F.softplus(z).sum(1) - z.gather(1, label[:, None])[:, 0]
+    loss = F.softplus(z).sum(1) - _own(z, label)
     return torch.stack([torch.where(valid, loss, 0).sum(), torch.ones_like(loss).sum()])
+
+
+def _own(z: Tensor, label: Tensor) -> Tensor:
+    """The logit of each pixel's own label. Compiled, the way back of a gather would be another buffer as large as z."""
+    if torch.compiler.is_compiling():
+        channel = torch.arange(z.shape[1], device=z.device)[:, None, None]
+        return torch.where(channel == label[:, None], z, 0).sum(1)
+    return z.gather(1, label[:, None])[:, 0]
