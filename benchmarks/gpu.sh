@@ -16,6 +16,9 @@ measure() {
   echo "$name: $(ls "$out" | grep -c json) files after $SECONDS s"
 }
 
+measure kernels kernels.py
+measure new-sizes sizes.py
+measure new-sizes-without sizes.py --without --sizes 5
 measure step-resnet101-batch8 step.py --batch 8 --methods ft "kd only" sdr "step 0" --profile
 measure step-resnet101-batch24 step.py --batch 24 --methods ft sdr --speed graph compile --repeat 20
 measure pipeline-graph pipeline.py voc:15-1@disjoint --data "$voc" --speed graph --iterations 70 --transforms crop512

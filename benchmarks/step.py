@@ -18,6 +18,7 @@ import itertools
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -161,13 +162,12 @@ def profile(step: Step, iterations: int = 5) -> dict[str, Any]:
             step.iterate(number)
         if gpu:
             torch.cuda.synchronize()
-    events = seen.key_averages()
-    took = {e.key: (e.self_device_time_total if gpu else e.self_cpu_time_total) / 1000 / iterations for e in events}
-    kinds = dict.fromkeys(KINDS, 0.0)
-    for name, ms in took.items():
-        kinds[next(kind for kind, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE))] += ms
-    longest = sorted(took.items(), key=lambda item: -item[1])[:25]
-    return {"kinds": kinds, "longest": {name[:120]: ms for name, ms in longest}}
+    kinds, kernels = dict.fromkeys(KINDS, 0.0), Counter[str]()
+    for event in seen.key_averages():
+        ms = (event.self_device_time_total if gpu else event.self_cpu_time_total) / 1000 / iterations
+        kinds[next(kind for kind, pattern in KINDS.items() if re.search(pattern, event.key, re.IGNORECASE))] += ms
+        kernels[event.key[:120]] += ms
+    return {"kinds": kinds, "longest": dict(kernels.most_common(25))}
 
 
 def classes(text: str) -> tuple[int, int]:

@@ -37,7 +37,8 @@ def steps(*names: str) -> list[Row]:
 
 
 def tables() -> str:
-    return "\n".join([_main(), _profile(), _others(), _growth(), _input(), _runs(), _whole_job()])
+    parts = [_main(), _profile(), _kernels(), _others(), _growth(), _input(), _sizes(), _runs(), _whole_job()]
+    return "\n".join(part for part in parts if part)
 
 
 def _main() -> str:
@@ -68,6 +69,17 @@ def _profile() -> str:
     lines = [[kind, *(f"{each[kind]:.1f}" for each in found.values())] for kind in kinds]
     lines.append(["sum", *(f"{sum(each.values()):.1f}" for each in found.values())])
     return "What the milliseconds at batch 8 go to, by kind of kernel:\n\n" + table(["kernels", *found], lines)
+
+
+def _kernels() -> str:
+    ways = ("least", "without", "compiled", "ours")
+    lines = [
+        [row["what"], *(f"{row[f'{way}_ms']:.2f}" if f"{way}_ms" in row else "" for way in ways)]
+        for said in read("kernels.json").values()
+        for row in said["rows"]
+    ]
+    heads = ["forward and back", "memory alone, ms", "without our kernel", "compiled", "with it"]
+    return "Kernels of our own, on maps of 512×512 images, batch 8:\n\n" + table(heads, lines) if lines else ""
 
 
 def _others() -> str:
@@ -132,6 +144,20 @@ def _input() -> str:
     return "Training with real images against synthetic ones, and scoring the 1,449 test images of VOC:\n\n" + table(
         heads, lines
     )
+
+
+def _sizes() -> str:
+    found = [read(f"{name}.json").get(name) for name in ("new-sizes-without", "new-sizes")]
+    if None in found:
+        return ""
+    kinds = sorted(found[0]["kinds"], key=lambda kind: -found[0]["kinds"][kind])
+    lines = [
+        [kind, *(f"{said['kinds'][kind]:.1f}" for said in found)] for kind in kinds if found[0]["kinds"][kind] >= 1
+    ]
+    for name, key in (("a whole batch", "new_ms"), ("the same again", "again_ms")):
+        lines.append([name, *(f"{said[key]:.0f}" for said in found)])
+    title = "What a size of images costs that was not there before (ResNet-101, batch 16, nothing trained)"
+    return f"{title}:\n\n" + table(["layers", "without our kernel, ms", "with it, ms"], lines)
 
 
 def _runs() -> str:

@@ -36,3 +36,10 @@ def test_tiny_losses_are_compared_with_loops():
     said = printed("losses.py", "--tiny", "--repeat", "1", "--classes", "2", "12")
     assert said["speedup_12"] == said["rows"][1]["loops_ms"] / said["rows"][1]["ours_ms"]
     assert said["growth"] > 0
+
+
+def test_tiny_kernels_and_sizes():
+    rows = printed("kernels.py", "--size", "32", "--batch", "1", "--repeat", "1", "--classes", "3+1")["rows"]
+    assert len(rows) == 5 and all(row["without_ms"] > row["least_ms"] > 0 for row in rows)
+    said = printed("sizes.py", "--encoder", "toy16", "--sizes", "2", "--batch", "1")
+    assert "convolution, 3×3" in said["kinds"] and 0 < sum(said["kinds"].values()) <= said["new_ms"]

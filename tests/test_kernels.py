@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from sdrseg.config import load_config
+from sdrseg.kernels import layers as layers_module
 from sdrseg.kernels import pixels
-from sdrseg.kernels.layers import BatchNorm2d, DepthwiseConv2d, choose_kernels, use_fast_layers
+from sdrseg.kernels.layers import BatchNorm2d, DepthwiseConv2d, choose_kernels, depthwise, use_fast_layers
 from sdrseg.losses.cross_entropy import cross_entropy_sums, unbiased_cross_entropy_sums
 from sdrseg.losses.distillation import unbiased_distillation_sums
 from sdrseg.network import build_network
@@ -200,7 +201,8 @@ def test_only_the_layers_meant_are_replaced():
         nn.BatchNorm2d(4),
         Other(4),
         nn.Conv2d(4, 4, 3, padding=6, dilation=6, groups=4, bias=False),
-        nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False),  # not dilated
+        nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False),
+        nn.Conv2d(4, 4, 3, padding=1, stride=2, groups=4, bias=False),
         nn.Conv2d(4, 4, 3, padding=6, dilation=6, groups=4),  # with a bias
         nn.Conv2d(4, 4, 3, padding=5, dilation=6, groups=4, bias=False),  # smaller than what went in
         nn.Conv2d(4, 4, 3, padding=6, dilation=6, groups=2, bias=False),
@@ -211,7 +213,7 @@ def test_only_the_layers_meant_are_replaced():
     keys = list(network.state_dict())
     use_fast_layers(network)
     assert layers(BatchNorm2d, network) == ["0"]
-    assert layers(DepthwiseConv2d, network) == ["2"]
+    assert layers(DepthwiseConv2d, network) == ["2", "3"]
     assert list(network.state_dict()) == keys
 
 
@@ -233,7 +235,7 @@ def test_deeplab_has_both():
     network = build_network(load_config("voc").net, 3)
     assert len(layers(BatchNorm2d, network)) > 100
     assert not layers(nn.BatchNorm2d, network)
-    assert len(layers(DepthwiseConv2d, network)) == 3
+    assert len(layers(DepthwiseConv2d, network)) == 5
 
 
 def close(found: torch.Tensor, truth: torch.Tensor, kind: torch.dtype) -> None:
@@ -301,6 +303,22 @@ def test_depthwise_convolutions_equal_float64(kind, shape, dilation):
     found = (said, *torch.autograd.grad(said, [given, conv.weight], gradient.cuda()))
     for one, other in zip(found, truth, strict=True):
         close(one, other.detach(), kind)
+
+
+@GPU
+def test_without_gradients_every_depthwise_convolution_is_ours(monkeypatch):
+    calls = []
+    monkeypatch.setattr(layers_module, "depthwise", lambda *given: calls.append(0) or depthwise(*given))
+    conv = nn.Conv2d(48, 48, 3, padding=1, groups=48, bias=False)
+    maps = torch.randn(2, 48, 9, 11)
+    wanted = conv.double()(maps.double()).detach()
+    use_fast_layers(network := nn.Sequential(conv.float()).cuda())
+    choose_kernels(network, torch.device("cuda", 0))
+    close(network(maps.cuda()).detach(), wanted, torch.float32)
+    assert not calls
+    with torch.no_grad():
+        close(network(maps.cuda()), wanted, torch.float32)
+    assert calls
 
 
 @GPU

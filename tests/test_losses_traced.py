@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
 
+from sdrseg.losses.cross_entropy import binary_cross_entropy_sums, unbiased_cross_entropy_sums
+from sdrseg.losses.distillation import unbiased_distillation_sums
 from sdrseg.losses.prototypes import class_sums, pseudo_labels, to_grid, update, void_padding
 from sdrseg.losses.sparsity import class_maxima
 from test_losses import METRICS, TERMS, Case, Term, value_and_gradient
@@ -129,3 +134,38 @@ def test_waiting_for_the_gpu_would_be_noticed(no_waiting):
     x = torch.ones(3, device="cuda")
     with no_waiting(), pytest.raises(RuntimeError, match="synchroniz"):
         x.sum().item()
+
+
+def test_compiled_losses_over_pixels_keep_nothing_but_logits():
+    """With many classes anything else of that size would double the memory of a step: what is kept for the way back,
+    and what an addition in places (of a gather's gradient) is made into."""
+    kept: list[torch.Size] = []
+    called: list[str] = []
+    z, t = torch.randn(2, 31, 16, 16, requires_grad=True), torch.randn(2, 21, 16, 16)
+    labels, keep = torch.randint(0, 31, (2, 16, 16)), torch.rand(2, 16, 16) < 0.9
+    large = 2 * 16 * 16 * 5
+
+    def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
+        returned = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+        kept.extend(node.meta["val"].shape for node in returned if node.meta["val"].numel() > large)
+        return make_boxed_func(graph.forward)
+
+    def backward(graph: torch.fx.GraphModule, _: Any) -> Any:
+        called.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    def loss(z, t, labels, keep):
+        sums = [unbiased_cross_entropy_sums(z, labels, 21), unbiased_cross_entropy_sums(z, labels, 1)]
+        return sum(
+            each[0] for each in [*sums, unbiased_distillation_sums(z, t, keep), binary_cross_entropy_sums(z, labels)]
+        )
+
+    compiler = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        decompositions=select_decomp_table(),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    torch.compile(loss, backend=compiler, dynamic=False)(z, t, labels, keep).backward()
+    assert set(kept) == {z.shape, t.shape} and len(kept) == 2
+    assert called and not [name for name in called if name.startswith(("aten.scatter", "aten.index_put"))]

@@ -213,17 +213,15 @@ def test_on_a_cpu_auto_is_plain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("iterations", "decoder", "classes", "with_teacher", "pays"),
+    ("iterations", "decoder", "pays"),
     [
-        (20_000, "deeplabv3plus", 17, False, True),
-        (19_999, "deeplabv3plus", 17, True, False),
-        (20_000, "unet", 17, True, False),  # its upsampling would lose digits
-        (20_000, "deeplabv3plus", 151, False, False),  # slower than a graph there
-        (20_000, "deeplabv3plus", 151, True, True),
+        (20_000, "deeplabv3plus", True),
+        (19_999, "deeplabv3plus", False),
+        (20_000, "unet", False),  # its upsampling would lose digits
     ],
 )
-def test_when_auto_compiles(iterations: int, decoder: str, classes: int, with_teacher: bool, pays: bool) -> None:
-    assert compiling_pays(iterations, decoder, classes, with_teacher) is pays
+def test_when_auto_compiles(iterations: int, decoder: str, pays: bool) -> None:
+    assert compiling_pays(iterations, decoder) is pays
 
 
 @pytest.mark.parametrize("align", [False, True])

@@ -211,17 +211,14 @@ def _snapshot(method: Method, network: Network) -> Callable[[], None]:
 
 
 COMPILE_FROM = 20_000
-"""Iterations from which on compiling pays: it takes one to three minutes, and spares 5 milliseconds each in step 0, 10
-and more where there is a teacher."""
-COMPILE_ALONE_UP_TO = 64
-"""Classes up to which it pays without a teacher. Compiled cross-entropy over many classes is slower than torch's."""
+"""Iterations from which on compiling pays: it takes one to three minutes, and spares 5 milliseconds or more each."""
 COMPILED = ("deeplabv3", "deeplabv3plus", "official")
 """Decoders that are compiled without being asked to: those whose upsampling keeps its precision then."""
 
 
-def compiling_pays(iterations: int, decoder: str, classes: int, with_teacher: bool) -> bool:
+def compiling_pays(iterations: int, decoder: str) -> bool:
     """As measured (docs/performance.md), for so many iterations that compute alike."""
-    return iterations >= COMPILE_FROM and decoder in COMPILED and (with_teacher or classes <= COMPILE_ALONE_UP_TO)
+    return iterations >= COMPILE_FROM and decoder in COMPILED
 
 
 def make_pass(
@@ -244,8 +241,7 @@ def make_pass(
     if wish == "plain" or reason is not None:
         return made
     if wish == "auto" and gpu:
-        pays = compiling_pays(iterations, config.net.decoder, student.module.classes, teacher is not None)
-        wish = "compile" if pays else "graph"
+        wish = "compile" if compiling_pays(iterations, config.net.decoder) else "graph"
     if wish == "compile":
         made = CompiledPass(fabric, method, student, teacher, say)
     return GraphPass(made, say) if gpu else made

@@ -2,8 +2,10 @@
 
 Batch norm with frozen statistics: torch's way back writes its gradient in another layout than channels last, which the
 convolution before it then copies back. The kernels of synchronised batch norm do the same arithmetic without that.
-Dilated depthwise convolutions: cuDNN takes thirty times as long as reading and writing their maps does; a kernel of our
-own (triton_depthwise.py) takes their place, forward and for the gradient of the input.
+Depthwise convolutions: cuDNN takes thirty times as long for dilated ones as reading and writing their maps does; a
+kernel of our own (triton_depthwise.py) takes their place, forward and for the gradient of the input. For others it is
+fast, but spends a fifth of a second on every new size of the maps; so where there are no gradients, as when full images
+are scored, they have our kernel, too.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ def use_fast_layers(network: nn.Module) -> None:
     for module in network.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = BatchNorm2d
-        elif type(module) is nn.Conv2d and _is_dilated_depthwise(module):
+        elif type(module) is nn.Conv2d and _is_depthwise(module):
             module.__class__ = DepthwiseConv2d
 
 
-def _is_dilated_depthwise(conv: nn.Conv2d) -> bool:
+def _is_depthwise(conv: nn.Conv2d) -> bool:
     """3×3 on every channel by itself, the same size out as in."""
     same = conv.stride == (1, 1) and conv.padding == conv.dilation and conv.padding_mode == "zeros"
-    dilated = conv.kernel_size == (3, 3) and conv.dilation[0] == conv.dilation[1] > 1
-    return same and dilated and conv.groups == conv.in_channels == conv.out_channels and conv.bias is None
+    square = conv.kernel_size == (3, 3) and conv.dilation[0] == conv.dilation[1]
+    return same and square and conv.groups == conv.in_channels == conv.out_channels and conv.bias is None
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -74,12 +76,13 @@ class FrozenNorm(torch.autograd.Function):
 
 
 class DepthwiseConv2d(nn.Conv2d):
-    """A dilated depthwise convolution; with our kernel once `choose_kernels` found that it runs."""
+    """A depthwise convolution; with our kernel once `choose_kernels` found that it runs."""
 
     fast = False
 
     def forward(self, maps: Tensor) -> Tensor:
-        if not self.fast or not maps.is_cuda or maps.dtype == torch.float64:
+        ours = self.dilation[0] > 1 or not torch.is_grad_enabled()
+        if not self.fast or not ours or not maps.is_cuda or maps.dtype == torch.float64:
             return super().forward(maps)
         kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else maps.dtype
         return cast(Tensor, depthwise(maps.to(kind), self.weight.to(kind), self.dilation[0]))

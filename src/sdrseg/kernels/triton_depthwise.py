@@ -1,4 +1,4 @@
-"""A dilated depthwise 3×3 convolution on maps that are channels last. Imported only where Triton is there."""
+"""A depthwise 3×3 convolution on maps that are channels last. Imported only where Triton is there."""
 
 from __future__ import annotations
 

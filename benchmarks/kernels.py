@@ -1,0 +1,153 @@
+"""The kernels of sdrseg/kernels against what is computed without them, forward and back.
+
+    python benchmarks/kernels.py                                   # the paper's maps, on a GPU
+    python benchmarks/kernels.py --size 32 --batch 1 --repeat 2    # tiny; without a GPU, only what needs none
+
+On a GPU every way is recorded as a CUDA graph, as in training, and replayed ten times in a round; all ways take turns.
+"least_ms" is how long 4.8 TB/s, the memory of an H200 by its data sheet, take to read what goes in, forward and on the
+way back, and to write what comes out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sdrseg.kernels import pixels
+from sdrseg.kernels.layers import choose_kernels, use_fast_layers
+from sdrseg.losses.cross_entropy import unbiased_cross_entropy_sums
+from sdrseg.losses.distillation import unbiased_distillation_sums
+from sdrseg.terminal import print_json, print_table
+from step import classes
+
+from timing import device_name, rounds, spread, versions
+
+BYTES_PER_MS = 4.8e9
+REPLAYS = 10
+Ways = dict[str, Callable[[], Any]]
+
+
+def logits(images: int, channels: int, size: int, device: torch.device) -> Tensor:
+    drawn = torch.randn(images, channels, size, size, device=device)
+    return drawn.contiguous(memory_format=torch.channels_last)
+
+
+def losses(images: int, size: int, old: int, new: int, device: torch.device) -> Iterator[tuple[str, Ways, float]]:
+    z, t = logits(images, old + new, size, device).requires_grad_(), logits(images, old, size, device)
+    labels = torch.randint(0, old + new, (images, size, size), device=device, dtype=torch.uint8)
+    keep = torch.rand(images, size, size, device=device) < 0.9
+
+    def cross_entropy() -> Tensor:
+        return unbiased_cross_entropy_sums(z, labels, old)[0]
+
+    def distillation() -> Tensor:
+        return unbiased_distillation_sums(z, t, keep)[0]
+
+    for name, loss, more in (("cross-entropy", cross_entropy, 0), ("distillation", distillation, 2 * t.nbytes)):
+        ways: Ways = {"without": lambda loss=loss: without_kernels(loss, z)}
+        if device.type == "cuda":
+            compiled: Any = torch.compile(loss, dynamic=False)
+            ways["compiled"] = lambda compiled=compiled: torch.autograd.grad(compiled(), z)
+            ways["ours"] = lambda loss=loss: torch.autograd.grad(loss(), z)
+        yield f"{name}, {old} + {new} classes", ways, (3 * z.nbytes + more) / BYTES_PER_MS
+
+
+def without_kernels(loss: Callable[[], Tensor], z: Tensor) -> Any:
+    fits, pixels.fits = pixels.fits, lambda *_: False
+    try:
+        return torch.autograd.grad(loss(), z)
+    finally:
+        pixels.fits = fits
+
+
+def layers(images: int, size: int, device: torch.device) -> Iterator[tuple[str, Ways, float]]:
+    def depthwise(channels: int, dilation: int) -> nn.Module:
+        return nn.Conv2d(channels, channels, 3, padding=dilation, dilation=dilation, groups=channels, bias=False)
+
+    for name, make, channels, stride, back in (
+        ("batch norm, frozen", lambda: nn.BatchNorm2d(1024), 1024, 16, True),
+        ("depthwise convolution, dilation 12", lambda: depthwise(2048, 12), 2048, 16, True),
+        ("depthwise convolution, dilation 1, no gradients", lambda: depthwise(304, 1), 304, 4, False),
+    ):
+        kind: Any = torch.bfloat16 if device.type == "cuda" else torch.float32
+        maps = logits(images, channels, size // stride, device).to(kind).requires_grad_(back)
+        ways: Ways = {}
+        for way in ("without", "ours") if device.type == "cuda" else ("without",):
+            layer = nn.Sequential(make()).eval().to(device)
+            if way == "ours":
+                use_fast_layers(layer)
+                choose_kernels(layer, device)
+
+            def once(layer: nn.Module = layer, maps: Tensor = maps, back: bool = back) -> Any:
+                with torch.set_grad_enabled(back), torch.autocast(device.type, torch.bfloat16, device.type == "cuda"):
+                    said = layer(maps)
+                return torch.autograd.grad(said, [maps, *layer.parameters()], torch.ones_like(said)) if back else said
+
+            ways[way] = once
+        yield name, ways, (5 if back else 2) * maps.nbytes / BYTES_PER_MS
+
+
+def recorded(once: Callable[[], Any]) -> Callable[[int], None]:
+    """Many times at once; on a GPU as a graph."""
+    if not torch.cuda.is_available():
+        return lambda number: once()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            once()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        graph.kept = once()  # type: ignore[attr-defined]
+
+    def replay(number: int) -> None:
+        for _ in range(REPLAYS):
+            graph.replay()
+
+    return replay
+
+
+def clock() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--classes", type=classes, nargs="+", default=[(16, 1), (20, 1), (30, 10), (51, 10), (101, 50)])
+    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cases = [*layers(args.batch, args.size, device)]
+    rows: list[dict[str, Any]] = []
+
+    def measure(name: str, ways: Ways, least: float) -> None:
+        seconds, _ = rounds({way: recorded(once) for way, once in ways.items()}, args.repeat, clock)
+        times = 1 if device.type == "cpu" else REPLAYS
+        took = {f"{way}_ms": 1000 * spread(each).median / times for way, each in seconds.items()}
+        rows.append({"what": name, "batch": args.batch, "size": args.size, "least_ms": least, **took})
+
+    for case in cases:
+        measure(*case)
+    for old, new in args.classes:
+        for case in losses(args.batch, args.size, old, new, device):
+            measure(*case)
+    if args.json:
+        print_json({"device": device_name(), **versions(), "rows": rows})
+        return
+    heads = ["what", "least_ms", "without_ms", "compiled_ms", "ours_ms"]
+    print_table(f"kernels, {device_name()}", heads, [[row.get(head, "") for head in heads] for row in rows])
+
+
+if __name__ == "__main__":
+    main()
