@@ -18,12 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sdrseg.config import load_config
+from sdrseg.distributed import Everyone
 from sdrseg.kernels import pixels
 from sdrseg.kernels.layers import choose_kernels, use_fast_layers
+from sdrseg.losses import prototypes
 from sdrseg.losses.cross_entropy import unbiased_cross_entropy_sums
 from sdrseg.losses.distillation import unbiased_distillation_sums
+from sdrseg.methods import StepInfo, latent, method_layers
+from sdrseg.methods.latent import LatentSpace
 from sdrseg.terminal import print_json, print_table
-from step import classes
+from step import classes, random_batch
 
 from timing import device_name, rounds, spread, versions
 
@@ -38,6 +43,7 @@ def logits(images: int, channels: int, size: int, device: torch.device) -> Tenso
 
 
 def losses(images: int, size: int, old: int, new: int, device: torch.device) -> Iterator[tuple[str, Ways, float]]:
+    torch.compiler.reset()  # it keeps only eight versions of a function, and then computes as it stands
     z, t = logits(images, old + new, size, device).requires_grad_(), logits(images, old, size, device)
     labels = torch.randint(0, old + new, (images, size, size), device=device, dtype=torch.uint8)
     keep = torch.rand(images, size, size, device=device) < 0.9
@@ -65,17 +71,46 @@ def without_kernels(loss: Callable[[], Tensor], z: Tensor) -> Any:
         pixels.fits = fits
 
 
+def terms(images: int, size: int, old: int, new: int, device: torch.device) -> tuple[str, Ways, float]:
+    """SDR's four terms on the features."""
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    features = logits(images, 2048, size // 16, device).relu().to(kind).requires_grad_()
+    batch = random_batch(size, images, old, old + new, device)
+    teacher = logits(images, old, size, device)
+    space = LatentSpace(load_config("voc", None, [], method_layers("sdr", "default", None)), Everyone(alone=True))
+    space.begin_step(StepInfo(1, old, new, "disjoint"), 2048, device, nonnegative=True)
+
+    def once() -> Any:
+        weights = space.weights()
+        said = space.terms(batch, features, teacher)
+        return torch.autograd.grad(sum(weights[name] * term for name, term in said.items()), features)
+
+    def plain() -> Any:
+        fits = latent.fits
+        latent.fits = prototypes.fits = lambda features: False
+        try:
+            return once()
+        finally:
+            latent.fits = prototypes.fits = fits
+
+    ways: Ways = {"without": plain}
+    if device.type == "cuda":
+        ways["ours"] = once
+    return f"terms on the features, {old} + {new} classes", ways, 3 * features.nbytes / BYTES_PER_MS
+
+
 def layers(images: int, size: int, device: torch.device) -> Iterator[tuple[str, Ways, float]]:
     def depthwise(channels: int, dilation: int) -> nn.Module:
         return nn.Conv2d(channels, channels, 3, padding=dilation, dilation=dilation, groups=channels, bias=False)
 
     for name, make, channels, stride, back in (
-        ("batch norm, frozen", lambda: nn.BatchNorm2d(1024), 1024, 16, True),
+        ("batch norm, frozen", lambda: nn.BatchNorm2d(256), 256, 4, True),
         ("depthwise convolution, dilation 12", lambda: depthwise(2048, 12), 2048, 16, True),
         ("depthwise convolution, dilation 1, no gradients", lambda: depthwise(304, 1), 304, 4, False),
     ):
         kind: Any = torch.bfloat16 if device.type == "cuda" else torch.float32
         maps = logits(images, channels, size // stride, device).to(kind).requires_grad_(back)
+        upstream = torch.ones_like(maps)
         ways: Ways = {}
         for way in ("without", "ours") if device.type == "cuda" else ("without",):
             layer = nn.Sequential(make()).eval().to(device)
@@ -83,10 +118,10 @@ def layers(images: int, size: int, device: torch.device) -> Iterator[tuple[str, 
                 use_fast_layers(layer)
                 choose_kernels(layer, device)
 
-            def once(layer: nn.Module = layer, maps: Tensor = maps, back: bool = back) -> Any:
+            def once(layer: Any = layer, maps: Tensor = maps, upstream: Tensor = upstream, back: bool = back) -> Any:
                 with torch.set_grad_enabled(back), torch.autocast(device.type, torch.bfloat16, device.type == "cuda"):
                     said = layer(maps)
-                return torch.autograd.grad(said, [maps, *layer.parameters()], torch.ones_like(said)) if back else said
+                return torch.autograd.grad(said, [maps, *layer.parameters()], upstream) if back else said
 
             ways[way] = once
         yield name, ways, (5 if back else 2) * maps.nbytes / BYTES_PER_MS
@@ -140,7 +175,7 @@ def main() -> None:
     for case in cases:
         measure(*case)
     for old, new in args.classes:
-        for case in losses(args.batch, args.size, old, new, device):
+        for case in [*losses(args.batch, args.size, old, new, device), terms(args.batch, args.size, old, new, device)]:
             measure(*case)
     if args.json:
         print_json({"device": device_name(), **versions(), "rows": rows})

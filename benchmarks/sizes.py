@@ -55,7 +55,7 @@ class Stopwatch:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", default="resnet101")
-    parser.add_argument("--sizes", type=int, default=10)
+    parser.add_argument("--sizes", type=int, default=10, choices=range(1, 31), metavar="1..30")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--without", action="store_true", help="depthwise convolutions without our kernel")
     parser.add_argument("--json", action="store_true")
@@ -66,7 +66,7 @@ def main() -> None:
     if args.without:
         choose_kernels(network, torch.device("cpu"))
     stopwatch = Stopwatch(network)
-    heights = [500 - 10 * number for number in range(args.sizes + 1)]
+    heights = [512 - 16 * number for number in range(args.sizes + 1)]  # others would be padded to these
 
     @torch.no_grad()
     def batch(height: int) -> float:

@@ -15,11 +15,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from sdrseg.config import load_config
+from sdrseg.data.batches import Batch
+from sdrseg.distributed import Everyone
 from sdrseg.kernels import layers as layers_module
-from sdrseg.kernels import pixels
+from sdrseg.kernels import pixels, rows
 from sdrseg.kernels.layers import BatchNorm2d, DepthwiseConv2d, choose_kernels, depthwise, use_fast_layers
+from sdrseg.losses import prototypes
 from sdrseg.losses.cross_entropy import cross_entropy_sums, unbiased_cross_entropy_sums
 from sdrseg.losses.distillation import unbiased_distillation_sums
+from sdrseg.losses.prototypes import Prototypes
+from sdrseg.methods import StepInfo, method_layers
+from sdrseg.methods import latent as latent_module
+from sdrseg.methods.latent import LatentSpace
 from sdrseg.network import build_network
 
 import reference
@@ -76,21 +83,29 @@ def test_the_depthwise_kernel_equals_loops(tmp_path):
         np.testing.assert_allclose(np.load(f"{case}.said.npy"), truth, atol=1e-5)
 
 
+def interpret(program: str, *words: str) -> None:
+    """Run a program with Triton's interpreter in place of a GPU."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-W", "ignore", "-c", program, *words]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip(f"the interpreter of Triton {version('triton')} cannot loop with NumPy {np.__version__}")
+    assert done.returncode == 0, done.stderr
+
+
 COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
-from sdrseg.kernels import triton_depthwise, triton_pixels
+from sdrseg.kernels import triton_depthwise, triton_pixels, triton_rows
 
 def compile(kernel, types, warps=4, **constants):
     names = dict(zip(kernel.arg_names, [*types, *["constexpr"] * len(constants)], strict=True))
     source = triton.compiler.ASTSource(kernel, names, constexprs=constants)
     options = {"enable_fp_fusion": True, "num_warps": warps}
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    assert "fma.rn" in ptx
-    return ptx
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
 for kind in ("*bf16", "*fp32"):
-    compile(triton_depthwise.kernel, [kind] * 3 + ["i32"] * 4, CELLS=16, CHANNELS=128)
+    assert "fma.rn" in compile(triton_depthwise.kernel, [kind] * 3 + ["i32"] * 4, CELLS=16, CHANNELS=128)
 for back in (False, True):
     for channels in (17, 151):
         shares = triton_pixels.share_out(channels)
@@ -100,8 +115,16 @@ for back in (False, True):
             (triton_pixels.distillation, ["*fp32", *inputs, "fp32"]),
         ):
             ptx = compile(kernel, types, triton_pixels.WARPS, BACK=back, **shares)
+            assert "fma.rn" in ptx
             if shares["LANES"] == 1 and back:  # every thread by itself
                 assert "shfl" not in ptx and "bar.sync" not in ptx
+for kind in ("*bf16", "*fp32"):
+    shares = {"ROWS": triton_rows.ROWS, "LANES": triton_rows.LANES}
+    one, sizes = ["*fp32"], ["i32", "i32"]
+    compile(triton_rows.rows, [kind, *one * 4, *sizes], triton_rows.WARPS, **shares)
+    compile(triton_rows.rows_back, [kind, *one * 4, kind, *sizes], triton_rows.WARPS, **shares)
+    compile(triton_rows.exponentials, [kind, *one * 3, *sizes], triton_rows.WARPS, **shares)
+    compile(triton_rows.exponentials_back, [kind, *one * 2, kind, *sizes], triton_rows.WARPS, **shares)
 """
 
 
@@ -167,12 +190,7 @@ def test_the_losses_over_pixels_equal_loops(tmp_path):
         given = drawn_logits(number, shape, n_old, scale) | {"alpha": np.array(alpha)}
         np.savez(tmp_path / f"{number}.npz", **given)
         cases[str(tmp_path / f"{number}.npz")] = given
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", "-c", SUMMED, *cases]
-    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip(f"the interpreter of Triton {version('triton')} cannot loop with NumPy {np.__version__}")
-    assert done.returncode == 0, done.stderr
+    interpret(SUMMED, *cases)
     for case, given in cases.items():
         said = np.load(f"{case}.said.npz")
         z, t, labels, keep = (given[name] for name in ("z", "t", "labels", "keep"))
@@ -187,6 +205,73 @@ def test_the_losses_over_pixels_equal_loops(tmp_path):
         others = (torch.from_numpy(t).double(), torch.from_numpy(labels), torch.from_numpy(keep))
         for name, value in plain_sums(exact, *others, float(given["alpha"])).items():
             np.testing.assert_allclose(said[name], value.detach().numpy(), atol=1e-4, rtol=1e-4)
+
+
+ROWED = """
+import sys
+import numpy as np, torch
+from sdrseg.kernels.rows import class_totals, exponential_sums, row_sums
+
+for case in sys.argv[1:]:
+    given = {name: torch.from_numpy(array) for name, array in np.load(case).items()}
+    f = given["f"].contiguous(memory_format=torch.channels_last).requires_grad_()
+    factor = given["factor"].requires_grad_()
+    rows = row_sums(f)
+    said = {"exponentials": exponential_sums(f, factor), "classes": class_totals(f, given["member"]), **rows._asdict()}
+    weighted = sum((given["of " + name] * value).sum() for name, value in said.items() if name != "ties")
+    said["gradient"], said["gradient of factor"] = torch.autograd.grad(weighted, [f, factor])
+    assert said["gradient"].is_contiguous(memory_format=torch.channels_last)
+    np.savez(case + ".said.npz", **{name: value.detach().numpy() for name, value in said.items()})
+"""
+
+
+def looped_rows(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Sums of each position and class, and the gradient of all of them, by plain loops in float64."""
+    f = given["f"].astype(np.float64)
+    images, channels, height, width = f.shape
+    positions, classes = height * width, given["member"].shape[1]
+    names = ("top", "ties", "total", "square", "exponentials", "gradient of factor")
+    said = {name: np.zeros((images, positions)) for name in names}
+    said |= {"classes": np.zeros((images, classes, channels)), "gradient": np.zeros_like(f)}
+    of = {name: given["of " + name].astype(np.float64) for name in (*names[:1], *names[2:5], "classes")}
+    for b in range(images):
+        for i in range(positions):
+            row, r, back = f[b, :, i // width, i % width], float(given["factor"][b, i]), np.zeros(channels)
+            said["top"][b, i], said["ties"][b, i] = row.max(), (row == row.max()).sum()
+            said["total"][b, i], said["square"][b, i] = row.sum(), (row**2).sum()
+            said["exponentials"][b, i] = np.exp(r * row).sum()
+            back += of["total"][b, i] + 2 * of["square"][b, i] * row
+            back += of["top"][b, i] * (row == row.max()) / (row == row.max()).sum()
+            back += of["exponentials"][b, i] * r * np.exp(r * row)
+            said["gradient of factor"][b, i] = of["exponentials"][b, i] * (row * np.exp(r * row)).sum()
+            for c in range(classes):
+                if given["member"][b, c, i]:
+                    said["classes"][b, c] += row
+                    back += of["classes"][b, c]
+            said["gradient"][b, :, i // width, i % width] = back
+    return said
+
+
+@NEEDS_TRITON
+def test_sums_over_features_equal_loops(tmp_path):
+    cases = {}
+    for number, (images, channels, height, width) in enumerate([(2, 300, 3, 3), (1, 5, 1, 2), (1, 256, 2, 5)]):
+        draw = np.random.default_rng(number)
+        f = np.maximum(draw.normal(size=(images, channels, height, width)), 0).round(1)  # with ties
+        f[0, :, 0, 0] = 0
+        positions, classes = (images, height * width), draw.integers(-1, 4, (images, 1, height * width))
+        given = {"f": f, "factor": draw.random(positions), "of classes": draw.normal(size=(images, 4, channels))}
+        for name in ("top", "total", "square", "exponentials"):
+            given[f"of {name}"] = draw.normal(size=positions)
+        given = {name: array.astype(np.float32) for name, array in given.items()}
+        given["member"] = classes == np.arange(4)[:, None]
+        np.savez(tmp_path / f"{number}.npz", **given)
+        cases[str(tmp_path / f"{number}.npz")] = given
+    interpret(ROWED, *cases)
+    for case, given in cases.items():
+        said = np.load(f"{case}.said.npz")
+        for name, value in looped_rows(given).items():
+            np.testing.assert_allclose(said[name], value, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 def layers(kind: type[nn.Module], network: nn.Module) -> list[str]:
@@ -366,3 +451,63 @@ def test_logits_of_another_kind_are_left_to_the_plain_formulas():
     others = [z.double(), z.bfloat16(), z.contiguous(), z[:, :3], z[:, :, :, :3], z[:0], z.cpu()]
     assert not any(pixels.fits(other) or pixels.fits(z, other) for other in others if other.numel())
     assert not pixels.fits(z[:0]) and not pixels.fits(z, z.clone().requires_grad_())
+
+
+def latent_terms(device: str, kind: torch.dtype) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """SDR's terms on some features, and the gradient of their weighted sum, as that of one strong enough in each."""
+    torch.manual_seed(0)
+    f = torch.randn(3, 40, 8, 8).relu().bfloat16().to(device, kind).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, 4, (3, 8, 8), dtype=torch.uint8)
+    labels[0, :2] = 255
+    teacher, images = torch.randn(3, 3, 8, 8), torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
+    batch = Batch(images, labels, torch.zeros(3, 8, 8, dtype=torch.bool), ()).to(torch.device(device))
+    latent = LatentSpace(load_config("voc", None, [], method_layers("sdr", "default", None)), Everyone(alone=True))
+    latent.begin_step(StepInfo(1, 3, 1, "disjoint"), 40, torch.device(device), nonnegative=True)
+    for average, (mean, seen) in latent.prototypes.items():
+        latent.prototypes[average] = Prototypes(
+            mean.to(kind if kind == torch.float64 else torch.float32) + 0.5, seen + 7
+        )
+    terms = latent.terms(batch, f.requires_grad_(), teacher.to(device))
+    strengths = {"pm": 3.0, "attract": 2.0, "repel": 5.0, "sp": 0.1}
+    (gradient,) = torch.autograd.grad(sum(strengths[name] * term for name, term in terms.items()), f)
+    return terms, gradient
+
+
+TERMS = """
+import sys
+import torch
+import test_kernels as tests
+
+for module in (tests.latent_module, tests.prototypes):
+    module.fits = lambda features: True
+terms, gradient = tests.latent_terms("cpu", torch.float32)
+torch.save(({name: float(term.detach()) for name, term in terms.items()}, gradient), sys.argv[1])
+"""
+
+
+@NEEDS_TRITON
+def test_terms_on_features_without_a_gpu(tmp_path, monkeypatch):
+    """The same terms from kernels, in Triton's interpreter, and from the plain formulas in float64."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    interpret(TERMS, str(tmp_path / "said"))
+    terms, gradient = torch.load(tmp_path / "said")
+    wanted, truth = latent_terms("cpu", torch.float64)
+    assert terms == pytest.approx({name: float(term.detach()) for name, term in wanted.items()}, rel=1e-5)
+    close(gradient, truth, torch.float32)
+
+
+@GPU
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernels", [True, False])
+def test_terms_on_features_equal_float64(kind, kernels, monkeypatch):
+    calls = []
+    monkeypatch.setattr(latent_module, "row_sums", lambda f: calls.append(0) or rows.row_sums(f))
+    if not kernels:
+        for module in (latent_module, prototypes):
+            monkeypatch.setattr(module, "fits", lambda features: False)
+    terms, gradient = latent_terms("cuda", kind)
+    assert len(calls) == kernels
+    wanted, truth = latent_terms("cpu", torch.float64)
+    found = {name: float(term.detach()) for name, term in terms.items()}
+    assert found == pytest.approx({name: float(term.detach()) for name, term in wanted.items()}, rel=1e-4)
+    close(gradient, truth, kind)

@@ -1135,8 +1135,8 @@ def test_class_sums_by_products_and_one_by_one_are_the_same(classes):
     labels[0, :5] = 255
     for add_up in (prototypes._added_by_products, prototypes._added_one_by_one):
         torch.manual_seed(classes)
-        x = torch.randn(3, 20, 6, dtype=torch.float64, requires_grad=True)
-        sums = add_up(x, x.square().sum(2), labels, classes)
+        x = torch.randn(3, 6, 4, 5, dtype=torch.float64, requires_grad=True)
+        sums = add_up(x, x.square().sum(1).flatten(1), labels, classes)
         weights = [torch.randn_like(total) for total in sums]
         sum((w * total).sum() for w, total in zip(weights, sums, strict=True)).backward()
         results.append((*sums, x.grad))

@@ -1,7 +1,7 @@
 """Kernels for GPUs where libraries choose slow ones. Everything here has a plain version, which is used elsewhere.
 
-`layers.py`: two layers of the network; `pixels.py`: two losses over all pixels. The kernels themselves are in the files
-triton_*.py, which are imported only where Triton is there.
+`layers.py`: two layers of the network; `pixels.py`: two losses over all pixels; `rows.py`: sums over the features. The
+kernels themselves are in the files triton_*.py, which are imported only where Triton is there.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _cross_entropy(  # type: ignore[no-untyped-def]
             own = tl.where(channel[None, :] == label[:, None], up[:, None], 0.0)
             tl.store(result + place, of_new[:, None] * e - own, mask=there)
     else:
-        own = tl.load(logits + start + label, mask=counted & ~background, other=0.0)
+        own = tl.load(logits + start + label, mask=counted & ~background & (label < channels), other=0.0)
         loss = top - tl.where(background, old_top, own) + tl.log(total / tl.where(background, old, 1.0))
         tl.store(result + tl.program_id(0), tl.sum(tl.where(counted, loss, 0.0), 0))
 
@@ -154,7 +154,7 @@ distillation: Any = triton.jit(_distillation)
 def share_out(channels: int) -> dict[str, int]:
     """ROWS and LANES: up to 32 channels, every thread has a pixel of its own and goes through its channels one by one.
     Beyond that neighbours in memory would be too far from each other; there a warp has some pixels, a thread every 32nd
-    channel. No warp ever waits for another one but to add up losses."""
+    channel."""
     return {"ROWS": 128, "LANES": 1} if channels <= 32 else {"ROWS": 16, "LANES": 32}
 
 

@@ -33,7 +33,7 @@ def unbiased_distillation_sums(z: Tensor, t: Tensor, keep: Tensor, *, alpha: flo
         return torch.stack([total, keep.sum().to(total.dtype)])
     p = (alpha * t).softmax(1)
     background = torch.logaddexp(z[:, 0], z[:, n_old:].logsumexp(1))
-    agreement = (p * z[:, :n_old]).sum(1) + p[:, 0] * (background - z[:, 0])
+    agreement = p[:, 0] * background + (p[:, 1:] * z[:, 1:n_old]).sum(1)
     return masked_sums(z.logsumexp(1) - agreement, keep)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sdrseg.kernels.rows import RowSums, class_totals, fits, row_sums
 from sdrseg.losses.pixels import VOID, at_least_float32, rows_of, to_grid
 
 EPS = 1e-12
@@ -44,23 +45,36 @@ class Prototypes(NamedTuple):
         return self.seen > 0
 
 
-def sums_by_image(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each image and class: positions (B, K), Σ features (B, K, C), Σ squared norms (B, K)."""
-    x = rows_of(at_least_float32(features))
-    squares = torch.linalg.vector_norm(x, dim=2).square()
-    add_up = _added_one_by_one if x.device.type == "cpu" else _added_by_products
-    return add_up(x, squares, labels.flatten(1), classes)
+def sums_by_image(
+    features: Tensor, labels: Tensor, classes: int, rows: RowSums | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each image and class: positions (B, K), Σ features (B, K, C), Σ squared norms (B, K).
+
+    `rows`: sums over the channels, where a kernel has made them already.
+    """
+    if fits(features):
+        squares = (rows or row_sums(features)).square
+    else:
+        features = at_least_float32(features)
+        squares = torch.linalg.vector_norm(features, dim=1).square().flatten(1)
+    add_up = _added_one_by_one if features.device.type == "cpu" else _added_by_products
+    return add_up(features, squares, labels.flatten(1), classes)
 
 
-def _added_by_products(x: Tensor, squares: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def _added_by_products(
+    features: Tensor, squares: Tensor, labels: Tensor, classes: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """One matrix product an image, membership (K, h·w) times features (h·w, C): the same in every run on a GPU."""
-    member = (labels[:, None, :] == torch.arange(classes, device=labels.device)[:, None]).to(x.dtype)
-    with torch.autocast(x.device.type, enabled=False):  # it would round to half precision
-        return member.sum(2), member @ x, (member @ squares[:, :, None])[:, :, 0]
+    member = labels[:, None, :] == torch.arange(classes, device=labels.device)[:, None]
+    ones = member.to(squares.dtype)
+    with torch.autocast(features.device.type, enabled=False):  # it would round to half precision
+        total = class_totals(features, member) if fits(features) else ones @ rows_of(features)
+        return ones.sum(2), total, (ones @ squares[:, :, None])[:, :, 0]
 
 
-def _added_one_by_one(x: Tensor, squares: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def _added_one_by_one(features: Tensor, squares: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Each position added to its class: on a CPU the faster way, whatever the number of classes."""
+    x = rows_of(features)
     images, _, channels = x.shape
     room = classes + 1  # the last takes void
     image = torch.arange(images, device=x.device)[:, None]
@@ -73,9 +87,9 @@ def _added_one_by_one(x: Tensor, squares: Tensor, labels: Tensor, classes: int) 
     return counts, total, square
 
 
-def class_sums(features: Tensor, labels: Tensor, classes: int) -> ClassSums:
+def class_sums(features: Tensor, labels: Tensor, classes: int, rows: RowSums | None = None) -> ClassSums:
     """What the images of a batch hold of each class."""
-    pixels, total, square = sums_by_image(features, labels, classes)
+    pixels, total, square = sums_by_image(features, labels, classes, rows)
     images = (pixels > 0).to(total.dtype)
     means = total / pixels.clamp_min(1)[:, :, None]
     return ClassSums(pixels.sum(0), total.sum(0), square.sum(0), images.sum(0), means.sum(0))

@@ -99,7 +99,7 @@ class Method:
         if step.number > 0 and step.n_new > 0:
             student.grow(step.n_new, init=self.config.ce.init)
         device = next(student.parameters()).device
-        self.latent.begin_step(step, student.feature_channels, device)
+        self.latent.begin_step(step, student.feature_channels, device, student.features_nonnegative)
 
     def expect(self, whole: Batch | None, parts: int) -> None:
         """With gradient accumulation: the batch that comes in parts. CE and KD are means over its pixels; the terms on

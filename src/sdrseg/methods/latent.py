@@ -15,6 +15,7 @@ from torch import Tensor
 from sdrseg.config import Config
 from sdrseg.distributed import Everyone
 from sdrseg.errors import UsageError
+from sdrseg.kernels.rows import RowSums, fits, row_sums
 from sdrseg.losses import official
 from sdrseg.losses.contrast import (
     attraction,
@@ -84,9 +85,9 @@ class LatentSpace:
         self.config, self.everyone = config, everyone
         self.prototypes: dict[Average, Prototypes] = {}
 
-    def begin_step(self, step: StepInfo, channels: int, device: torch.device) -> None:
-        """Make room for the new classes."""
-        self.step = step
+    def begin_step(self, step: StepInfo, channels: int, device: torch.device, nonnegative: bool = False) -> None:
+        """Make room for the new classes. `nonnegative`: whether features are by construction."""
+        self.step, self._nonnegative = step, nonnegative
         for average in AVERAGES:
             old = self.prototypes.get(average)
             dtype = torch.float32 if old is None else old.mean.dtype
@@ -109,25 +110,29 @@ class LatentSpace:
     def terms(self, batch: Batch, features: Tensor, teacher_logits: Tensor | None) -> dict[str, Tensor]:
         """Take the batch into the prototypes, then compute the terms that have a weight."""
         labels = self._grid(batch, features)
-        features = at_least_float32(features)
         weight = {name: w for name, w in self.weights().items() if w > 0}
         if self.step.number == 0 and not self.config.latent.step0:
             weight = {}
         if teacher_logits is None:
             weight.pop("pm", None)
         if self.config.latent.official:
-            return self._official(features, labels, teacher_logits, weight)
+            return self._official(at_least_float32(features), labels, teacher_logits, weight)
+        rows = None
+        if not fits(features):
+            features = at_least_float32(features)
+        elif weight.keys() & {"attract", "sp"}:
+            rows = row_sums(features)
         used = features if weight.keys() - {"sp"} else features.detach()
-        sums = self.everyone.sum_all(class_sums(used, labels, self.step.classes))
+        sums = self.everyone.sum_all(class_sums(used, labels, self.step.classes, rows))
         self._accumulate(sums)
         terms = {}
         pseudo = self._pseudo(labels, teacher_logits)
         if "pm" in weight:
-            terms["pm"] = self._matching(features, pseudo)
+            terms["pm"] = self._matching(features, pseudo, rows)
         if weight.keys() & {"attract", "repel"}:
             terms |= self._contrast(features, labels, sums, pseudo)
         if "sp" in weight:
-            terms["sp"] = self._sparsity(features, labels)
+            terms["sp"] = self._sparsity(features, labels, rows)
         return {name: term for name, term in terms.items() if name in weight}
 
     def _grid(self, batch: Batch, features: Tensor) -> Tensor:
@@ -150,9 +155,9 @@ class LatentSpace:
             return labels
         return pseudo_labels(labels, teacher_logits)
 
-    def _matching(self, features: Tensor, pseudo: Tensor) -> Tensor:
+    def _matching(self, features: Tensor, pseudo: Tensor, rows: RowSums | None) -> Tensor:
         config = self.config
-        sums = self.everyone.sum_all(class_sums(features, pseudo, self.step.classes))
+        sums = self.everyone.sum_all(class_sums(features, pseudo, self.step.classes, rows))
         current, present = in_batch(sums, config.proto.average)
         return matching(
             self.prototypes[config.proto.average],
@@ -183,18 +188,19 @@ class LatentSpace:
             attract = attraction(sums, prototypes, take)
         return {"attract": attract, "repel": repulsion(*in_batch(sums, average), take, cl.normaliser)}
 
-    def _sparsity(self, features: Tensor, labels: Tensor) -> Tensor:
+    def _sparsity(self, features: Tensor, labels: Tensor, rows: RowSums | None = None) -> Tensor:
         sp = self.config.sp
-        features = features.clamp_min(0)  # bodies that do not end in a ReLU
+        if not self._nonnegative:  # a body that does not end in a ReLU
+            features, rows = at_least_float32(features).clamp_min(0), None
         maxima = None
         if sp.variant in BY_CLASS or sp.variant == "norm_max_overall":
-            maxima = class_maxima(features, labels, self.step.classes)
+            maxima = class_maxima(features, labels, self.step.classes, rows)
             if sp.variant == "norm_max_overall":
                 maxima = self.everyone.max(maxima.amax().reshape(1, 1))
             elif sp.scope == "batch":
                 maxima = self.everyone.max(maxima.amax(0, keepdim=True))
             maxima = maxima.detach() if sp.detach_max else maxima
-        return mean(self.everyone.sum(sparsity_sums(features, labels, sp.variant, maxima)))
+        return mean(self.everyone.sum(sparsity_sums(features, labels, sp.variant, maxima, rows)))
 
     def _official(
         self, features: Tensor, labels: Tensor, teacher_logits: Tensor | None, weight: Mapping[str, float]

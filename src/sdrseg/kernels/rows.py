@@ -1,0 +1,134 @@
+"""Sums over the channels of each position of the features, and over the positions of each class.
+
+The plain formulas make dozens of passes over the features, forward and back, most of them in float32. These read them
+as they are, once for each kind of sum, and write each gradient once.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sdrseg.kernels import runs
+
+
+class RowSums(NamedTuple):
+    """Of each position, (B, h·w) in float32: its largest channel, how many are as large, Σ f and Σ f²."""
+
+    top: Tensor
+    ties: Tensor
+    total: Tensor
+    square: Tensor
+
+
+def fits(features: Tensor) -> bool:
+    """Whether the kernels are for these features: on a GPU, channels last, computed kernel by kernel."""
+    if not features.is_cuda or torch.compiler.is_compiling():
+        return False
+    laid = features.is_contiguous(memory_format=torch.channels_last) and features.dtype != torch.float64
+    return laid and features.numel() > 0 and _run(features.device)
+
+
+@cache
+def _run(device: torch.device) -> bool:
+    def attempt() -> None:
+        for kind in (torch.float32, torch.bfloat16, torch.float16):
+            features = torch.ones(1, 3, 2, 1, device=device, dtype=kind).contiguous(memory_format=torch.channels_last)
+            with torch.enable_grad():
+                features.requires_grad_()
+                sums = row_sums(features)
+                made = sums.square + sums.top + exponential_sums(features, torch.ones_like(sums.top))
+                member = torch.ones(1, 1, 2, device=device, dtype=torch.bool)
+                torch.autograd.grad(made.sum() + class_totals(features, member).sum(), features)
+
+    return runs("Sums over features", attempt)
+
+
+def row_sums(features: Tensor) -> RowSums:
+    apply: Any = _Rows.apply
+    return RowSums(*apply(features))
+
+
+def exponential_sums(features: Tensor, factor: Tensor) -> Tensor:
+    """Σ exp(r f) of each position with its own factor r, (B, h·w)."""
+    apply: Any = _Exponentials.apply
+    return cast(Tensor, apply(features, factor.contiguous()))
+
+
+def class_totals(features: Tensor, member: Tensor) -> Tensor:
+    """Σ f of the positions of each class, (B, K, C) in float32. `member` (B, K, h·w) bool: of one class at most."""
+    apply: Any = _Totals.apply
+    return cast(Tensor, apply(features, member))
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor) -> tuple[Tensor, ...]:
+        from sdrseg.kernels.triton_rows import launch, rows
+
+        made = [_one_each(features) for _ in RowSums._fields]
+        launch(rows, features, *made)
+        ctx.save_for_backward(features, *made[:2])
+        ctx.mark_non_differentiable(made[1])
+        return tuple(made)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_top: Tensor, _: Tensor, of_total: Tensor, of_square: Tensor) -> Tensor:
+        from sdrseg.kernels.triton_rows import launch, rows_back
+
+        features, top, ties = ctx.saved_tensors
+        result = torch.empty_like(features)
+        launch(rows_back, features, top, of_top / ties, of_total.contiguous(), of_square.contiguous(), result)
+        return result
+
+
+class _Exponentials(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, factor: Tensor) -> Tensor:
+        from sdrseg.kernels.triton_rows import exponentials, launch
+
+        total, weighted = _one_each(features), _one_each(features)
+        launch(exponentials, features, factor, total, weighted)
+        ctx.save_for_backward(features, factor, weighted)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_total: Tensor) -> tuple[Tensor, Tensor]:
+        from sdrseg.kernels.triton_rows import exponentials_back, launch
+
+        features, factor, weighted = ctx.saved_tensors
+        result = torch.empty_like(features)
+        launch(exponentials_back, features, factor, of_total.contiguous(), result)
+        return result, of_total * weighted
+
+
+class _Totals(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, member: Tensor) -> Tensor:
+        ctx.save_for_backward(member)
+        ctx.like = features.dtype, features.shape
+        rows = features.flatten(2).transpose(1, 2)
+        with torch.autocast(features.device.type, enabled=False):
+            if features.is_cuda and features.dtype != torch.float32:  # products with 0 or 1 are exact
+                return torch.bmm(member.to(features.dtype), rows, out_dtype=torch.float32)
+            return member.float() @ rows.float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Each position has the gradient of its class."""
+        (member,) = ctx.saved_tensors
+        kind, shape = ctx.like
+        with torch.autocast(gradient.device.type, enabled=False):
+            back = member.to(kind).transpose(1, 2) @ gradient.to(kind)
+        return back.transpose(1, 2).unflatten(2, shape[2:]), None
+
+
+def _one_each(features: Tensor) -> Tensor:
+    return features.new_empty(len(features), features.shape[2] * features.shape[3], dtype=torch.float32)
