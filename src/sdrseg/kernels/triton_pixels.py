@@ -13,20 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sdrseg.kernels.triton_blocks import block, places
+
 VOID: tl.constexpr = tl.constexpr(255)
 LOW: tl.constexpr = tl.constexpr(-1e38)
 """Below all logits; not −∞, of which differences are no numbers."""
-
-
-def _block(pixels, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The pixels of a program, and which of them there are."""
-    pixel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    return pixel.to(tl.int64), pixel < pixels
-
-
-def _places(start, known, channel, last):  # type: ignore[no-untyped-def]
-    """Where channels lie of pixels that start there, and which of them there are."""
-    return start[:, None] + channel[None, :], known[:, None] & (channel < last)[None, :]
 
 
 def _add_up(  # type: ignore[no-untyped-def]
@@ -143,8 +134,6 @@ def _distillation(  # type: ignore[no-untyped-def]
         tl.store(result + tl.program_id(0), tl.sum(loss, 0))
 
 
-block: Any = triton.jit(_block)
-places: Any = triton.jit(_places)
 add_up: Any = triton.jit(_add_up)
 together: Any = triton.jit(_together)
 cross_entropy: Any = triton.jit(_cross_entropy)

@@ -12,32 +12,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sdrseg.kernels.triton_blocks import block, places
+
 ROWS, LANES, WARPS = 4, 256, 4
 """Every warp has a position of its own, every thread eight channels of it at a time."""
-
-
-def _block(positions, channels, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The positions of a program, which of them there are, and where their channels begin."""
-    position = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    return position, position < positions, position.to(tl.int64) * channels
-
-
-def _places(start, known, begin, channels, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the channels from `begin` on lie, and which of them there are."""
-    channel = begin + tl.arange(0, LANES)
-    return start[:, None] + channel[None, :], known[:, None] & (channel < channels)[None, :]
 
 
 def _rows(  # type: ignore[no-untyped-def]
     features, top, ties, total, square, positions, channels, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
     """Of each position: the largest channel, how many are as large, Σ f and Σ f²."""
-    position, known, start = block(positions, channels, ROWS)
+    position, known = block(positions, ROWS)
+    start = position * channels
     highest = tl.full((ROWS, LANES), float("-inf"), tl.float32)
     equal = tl.zeros((ROWS, LANES), tl.float32)
     sums, squares = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
     for begin in range(0, channels, LANES):
-        place, there = places(start, known, begin, channels, LANES)
+        place, there = places(start, known, begin + tl.arange(0, LANES), channels)
         f = tl.load(features + place, mask=there, other=0.0).to(tl.float32)
         sums += f
         squares += f * f
@@ -55,13 +46,14 @@ def _rows_back(  # type: ignore[no-untyped-def]
     features, top, of_top, of_total, of_square, result, positions, channels, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
     """The gradient from that of each largest channel, of Σ f and of Σ f²."""
-    position, known, start = block(positions, channels, ROWS)
+    position, known = block(positions, ROWS)
+    start = position * channels
     largest = tl.load(top + position, mask=known, other=0.0)
     at_top = tl.load(of_top + position, mask=known, other=0.0)
     everywhere = tl.load(of_total + position, mask=known, other=0.0)
     twice = 2 * tl.load(of_square + position, mask=known, other=0.0)
     for begin in range(0, channels, LANES):
-        place, there = places(start, known, begin, channels, LANES)
+        place, there = places(start, known, begin + tl.arange(0, LANES), channels)
         f = tl.load(features + place, mask=there, other=0.0).to(tl.float32)
         gradient = twice[:, None] * f + everywhere[:, None] + tl.where(f == largest[:, None], at_top[:, None], 0.0)
         tl.store(result + place, gradient.to(result.dtype.element_ty), mask=there)
@@ -71,11 +63,12 @@ def _exponentials(  # type: ignore[no-untyped-def]
     features, factor, total, weighted, positions, channels, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
     """Of each position: Σ exp(r f) with its factor r, and Σ f exp(r f)."""
-    position, known, start = block(positions, channels, ROWS)
+    position, known = block(positions, ROWS)
+    start = position * channels
     r = tl.load(factor + position, mask=known, other=0.0)
     sums, products = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
     for begin in range(0, channels, LANES):
-        place, there = places(start, known, begin, channels, LANES)
+        place, there = places(start, known, begin + tl.arange(0, LANES), channels)
         f = tl.load(features + place, mask=there, other=0.0).to(tl.float32)
         e = tl.where(there, tl.exp(r[:, None] * f), 0.0)
         sums += e
@@ -88,18 +81,17 @@ def _exponentials_back(  # type: ignore[no-untyped-def]
     features, factor, of_total, result, positions, channels, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
     """The gradient of the features from that of Σ exp(r f)."""
-    position, known, start = block(positions, channels, ROWS)
+    position, known = block(positions, ROWS)
+    start = position * channels
     r = tl.load(factor + position, mask=known, other=0.0)
     scale = r * tl.load(of_total + position, mask=known, other=0.0)
     for begin in range(0, channels, LANES):
-        place, there = places(start, known, begin, channels, LANES)
+        place, there = places(start, known, begin + tl.arange(0, LANES), channels)
         f = tl.load(features + place, mask=there, other=0.0).to(tl.float32)
         gradient = scale[:, None] * tl.exp(r[:, None] * f)
         tl.store(result + place, gradient.to(result.dtype.element_ty), mask=there)
 
 
-block: Any = triton.jit(_block)
-places: Any = triton.jit(_places)
 rows: Any = triton.jit(_rows)
 rows_back: Any = triton.jit(_rows_back)
 exponentials: Any = triton.jit(_exponentials)
