@@ -70,9 +70,10 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def script(out: Path, more: Sequence[str] = (), before: str = "") -> Path:
-    """A program that trains into `out`, for several processes."""
+    """A program that trains into `out`, for several processes; it fails if they are still bound together at its end."""
     code = (
-        "import sys, torch; torch.set_num_threads(1)\n"
+        "import atexit, os, sys, torch; torch.set_num_threads(1)\n"
+        "atexit.register(lambda: os._exit(7) if torch.distributed.is_initialized() else None)\n"
         f"from pathlib import Path\nfrom sdrseg.engine.run import train\n{before}\n"
         f"out = Path({str(out)!r})\n"
         f"train({SPEC!r}, 'sdr', out, assignments={[*TINY, *more]!r}, bases=out.with_name(out.name + '-bases'))\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -41,7 +42,15 @@ def make_fabric(config: Config) -> Fabric:
         plugins=_half(accelerator) if bf16 else None,
     )
     fabric.launch()
+    if many and not gpu:
+        atexit.register(_leave)  # for GPUs Fabric does that
     return fabric
+
+
+def _leave() -> None:
+    """Let go of the other processes: threads that still listen to them could end the program with an error."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _devices_and_nodes(here: int) -> tuple[int, int]:
