@@ -13,7 +13,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -55,20 +58,27 @@ def losses(images: int, size: int, old: int, new: int, device: torch.device) -> 
         return unbiased_distillation_sums(z, t, keep)[0]
 
     for name, loss, more in (("cross-entropy", cross_entropy, 0), ("distillation", distillation, 2 * t.nbytes)):
-        ways: Ways = {"without": lambda loss=loss: without_kernels(loss, z)}
+
+        def once(loss: Callable[[], Tensor] = loss) -> Any:
+            return torch.autograd.grad(loss(), z)
+
+        ways: Ways = {"without": without_kernels(once)}
         if device.type == "cuda":
             compiled: Any = torch.compile(loss, dynamic=False)
-            ways["compiled"] = lambda compiled=compiled: torch.autograd.grad(compiled(), z)
-            ways["ours"] = lambda loss=loss: torch.autograd.grad(loss(), z)
+            ways |= {"compiled": partial(once, compiled), "ours": once}
         yield f"{name}, {old} + {new} classes", ways, (3 * z.nbytes + more) / BYTES_PER_MS
 
 
-def without_kernels(loss: Callable[[], Tensor], z: Tensor) -> Any:
-    fits, pixels.fits = pixels.fits, lambda *_: False
-    try:
-        return torch.autograd.grad(loss(), z)
-    finally:
-        pixels.fits = fits
+def without_kernels(once: Callable[[], Any]) -> Callable[[], Any]:
+    """The same by the plain formulas."""
+
+    def plain() -> Any:
+        with ExitStack() as stack:
+            for module in (pixels, latent, prototypes):
+                stack.enter_context(patch.object(module, "fits", lambda *_: False))
+            return once()
+
+    return plain
 
 
 def terms(images: int, size: int, old: int, new: int, device: torch.device) -> tuple[str, Ways, float]:
@@ -85,15 +95,7 @@ def terms(images: int, size: int, old: int, new: int, device: torch.device) -> t
         said = space.terms(batch, features, teacher)
         return torch.autograd.grad(sum(weights[name] * term for name, term in said.items()), features)
 
-    def plain() -> Any:
-        fits = latent.fits
-        latent.fits = prototypes.fits = lambda features: False
-        try:
-            return once()
-        finally:
-            latent.fits = prototypes.fits = fits
-
-    ways: Ways = {"without": plain}
+    ways: Ways = {"without": without_kernels(once)}
     if device.type == "cuda":
         ways["ours"] = once
     return f"terms on the features, {old} + {new} classes", ways, 3 * features.nbytes / BYTES_PER_MS
@@ -163,7 +165,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    cases = [*layers(args.batch, args.size, device)]
     rows: list[dict[str, Any]] = []
 
     def measure(name: str, ways: Ways, least: float) -> None:
@@ -172,11 +173,12 @@ def main() -> None:
         took = {f"{way}_ms": 1000 * spread(each).median / times for way, each in seconds.items()}
         rows.append({"what": name, "batch": args.batch, "size": args.size, "least_ms": least, **took})
 
-    for case in cases:
+    for case in layers(args.batch, args.size, device):
         measure(*case)
     for old, new in args.classes:
-        for case in [*losses(args.batch, args.size, old, new, device), terms(args.batch, args.size, old, new, device)]:
+        for case in losses(args.batch, args.size, old, new, device):
             measure(*case)
+        measure(*terms(args.batch, args.size, old, new, device))
     if args.json:
         print_json({"device": device_name(), **versions(), "rows": rows})
         return

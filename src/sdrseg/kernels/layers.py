@@ -4,8 +4,8 @@ Batch norm with frozen statistics: torch's way back writes its gradient in anoth
 convolution before it then copies back. The kernels of synchronised batch norm do the same arithmetic without that.
 Depthwise convolutions: cuDNN takes thirty times as long for dilated ones as reading and writing their maps does; a
 kernel of our own (triton_depthwise.py) takes their place, forward and for the gradient of the input. For others it is
-fast, but spends a fifth of a second on every new size of the maps; so where there are no gradients, as when full images
-are scored (and in teachers), they have our kernel, too.
+fast, but compiles something for every new size of the maps; so where there are no gradients, as when full images are
+scored (and in teachers), they have our kernel, too.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sdrseg.kernels.rows import RowSums, exponential_sums
-from sdrseg.losses.pixels import VOID, at_least_float32, rows_of
+from sdrseg.losses.pixels import VOID, at_least_float32, masked_sums, rows_of
 from sdrseg.losses.variants import SparsityVariant
 
 BY_CLASS = ("class_max", "power2", "power3", "l0")
@@ -67,7 +67,7 @@ def sparsity_sums(
         keep = keep & (scale > SMALL) & (rows.total > SMALL)
         factor = 1 / torch.where(keep, scale, torch.inf)
         each = exponential_sums(features, factor) / (rows.total * factor).clamp_min(SMALL)
-        return torch.stack([torch.where(keep, each, 0).sum(), keep.sum().to(each.dtype)])
+        return masked_sums(each, keep)
     x = rows_of(at_least_float32(features))
     scale = _scale(x, torch.where(keep, label, 0).long(), variant, maxima)
     alive = keep & (scale[:, :, 0] > SMALL)
@@ -75,7 +75,7 @@ def sparsity_sums(
         keep = alive = alive & (x.sum(2) > SMALL)
     # Infinity for the others: their own scale may be 0, and where() does not stop 0 · inf = NaN on the way back.
     each = _per_vector(x / torch.where(alive[:, :, None], scale, torch.inf), variant)
-    return torch.stack([torch.where(keep, each, 0).sum(), keep.sum().to(x.dtype)])
+    return masked_sums(each, keep)
 
 
 def _scale(x: Tensor, label: Tensor, variant: SparsityVariant, maxima: Tensor | None) -> Tensor:
@@ -116,7 +116,7 @@ def hoyer_sums(features: Tensor, labels: Tensor) -> Tensor:
     norm = x.square().sum(2).sqrt()
     each = (root - x.abs().sum(2) / norm.clamp_min(SMALL)) / (root - 1)
     keep = (labels.flatten(1) != VOID) & (norm > SMALL)
-    return torch.stack([torch.where(keep, each, 0).sum(), keep.sum().to(x.dtype)])
+    return masked_sums(each, keep)
 
 
 @torch.no_grad()
