@@ -27,7 +27,7 @@ from sdrseg.kernels import pixels
 from sdrseg.kernels.layers import choose_kernels, use_fast_layers
 from sdrseg.losses import prototypes
 from sdrseg.losses.cross_entropy import unbiased_cross_entropy_sums
-from sdrseg.losses.distillation import unbiased_distillation_sums
+from sdrseg.losses.unbiased import unbiased_sums
 from sdrseg.methods import StepInfo, latent, method_layers
 from sdrseg.methods.latent import LatentSpace
 from sdrseg.terminal import print_json, print_table
@@ -54,10 +54,11 @@ def losses(images: int, size: int, old: int, new: int, device: torch.device) -> 
     def cross_entropy() -> Tensor:
         return unbiased_cross_entropy_sums(z, labels, old)[0]
 
-    def distillation() -> Tensor:
-        return unbiased_distillation_sums(z, t, keep)[0]
+    def both() -> Tensor:
+        ce, kd = unbiased_sums(z, labels, old, t, keep)
+        return ce[0] + kd[0]
 
-    for name, loss, more in (("cross-entropy", cross_entropy, 0), ("distillation", distillation, 2 * t.nbytes)):
+    for name, loss, more in (("cross-entropy", cross_entropy, 0), ("and distillation", both, 2 * t.nbytes)):
 
         def once(loss: Callable[[], Tensor] = loss) -> Any:
             return torch.autograd.grad(loss(), z)
@@ -65,8 +66,12 @@ def losses(images: int, size: int, old: int, new: int, device: torch.device) -> 
         ways: Ways = {"without": without_kernels(once)}
         if device.type == "cuda":
             compiled: Any = torch.compile(loss, dynamic=False)
-            ways |= {"compiled": partial(once, compiled), "ours": once}
+            ways |= {"compiled": without_kernels(partial(once, compiled)), "ours": once}
         yield f"{name}, {old} + {new} classes", ways, (3 * z.nbytes + more) / BYTES_PER_MS
+
+
+def never(*_: Any) -> bool:
+    return False
 
 
 def without_kernels(once: Callable[[], Any]) -> Callable[[], Any]:
@@ -75,7 +80,7 @@ def without_kernels(once: Callable[[], Any]) -> Callable[[], Any]:
     def plain() -> Any:
         with ExitStack() as stack:
             for module in (pixels, latent, prototypes):
-                stack.enter_context(patch.object(module, "fits", lambda *_: False))
+                stack.enter_context(patch.object(module, "fits", never))
             return once()
 
     return plain
@@ -108,7 +113,7 @@ def layers(images: int, size: int, device: torch.device) -> Iterator[tuple[str, 
     for name, make, channels, stride, back in (
         ("batch norm, frozen", lambda: nn.BatchNorm2d(256), 256, 4, True),
         ("depthwise convolution, dilation 12", lambda: depthwise(2048, 12), 2048, 16, True),
-        ("depthwise convolution, dilation 1, no gradients", lambda: depthwise(304, 1), 304, 4, False),
+        ("depthwise convolution, dilation 1, inference", lambda: depthwise(304, 1), 304, 4, False),
     ):
         kind: Any = torch.bfloat16 if device.type == "cuda" else torch.float32
         maps = logits(images, channels, size // stride, device).to(kind).requires_grad_(back)
@@ -121,7 +126,7 @@ def layers(images: int, size: int, device: torch.device) -> Iterator[tuple[str, 
                 choose_kernels(layer, device)
 
             def once(layer: Any = layer, maps: Tensor = maps, upstream: Tensor = upstream, back: bool = back) -> Any:
-                with torch.set_grad_enabled(back), torch.autocast(device.type, torch.bfloat16, device.type == "cuda"):
+                with torch.inference_mode(not back), torch.autocast(device.type, torch.bfloat16, device.type == "cuda"):
                     said = layer(maps)
                 return torch.autograd.grad(said, [maps, *layer.parameters()], upstream) if back else said
 

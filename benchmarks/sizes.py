@@ -68,7 +68,7 @@ def main() -> None:
     stopwatch = Stopwatch(network)
     heights = [512 - 16 * number for number in range(args.sizes + 1)]  # others would be padded to these
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def batch(height: int) -> float:
         images = torch.randint(0, 256, (args.batch, height, 500, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
         images = images.to(fabric.device)

@@ -12,6 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interpreted import NEEDS_TRITON, interpret
+from sdrseg.data import cache as cache_module
 from sdrseg.data.augment import View, crop512, full_image, padding, rrc, scale_crop, show
 from sdrseg.data.cache import HEADROOM, PixelCache, build_cache, cache_device, free_memory
 from sdrseg.data.shapes import Shapes
@@ -99,10 +101,10 @@ def test_each_equals_showing_the_original(sizes, seed):
         assert torch.equal(outside[n], padding(view))
 
 
-def assert_together_equals_each(held: Pictures, ids: list[str], chosen: list[View], device: str) -> None:
+def assert_equals_each(held: Pictures, ids: list[str], chosen: list[View], device: str, way: str) -> None:
     one, other = cached(held), cached(held, device)
     images, masks, outside = one.show_each(ids, chosen)
-    images2, masks2, outside2 = other.show_together(ids, chosen)
+    images2, masks2, outside2 = getattr(other, way)(ids, chosen)
     assert images2.dtype == masks2.dtype == torch.uint8 and outside2.dtype == torch.bool
     assert images2.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(masks, masks2.cpu())
@@ -112,16 +114,20 @@ def assert_together_equals_each(held: Pictures, ids: list[str], chosen: list[Vie
     assert torch.equal(images[whole], images2.cpu()[whole])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+WAYS = [(device, "show_together") for device in DEVICES]
+WAYS += [(device, "show_by_kernel") for device in DEVICES if device != "cpu"]
+
+
+@pytest.mark.parametrize(("device", "way"), WAYS)
 @settings(max_examples=60, deadline=None)
 @given(SIZES, st.integers(0, 2**32 - 1))
-def test_together_equals_each(device, sizes, seed):
-    assert_together_equals_each(pictures(sizes, seed), *views(sizes, seed), device)
+def test_together_equals_each(device, way, sizes, seed):
+    assert_equals_each(pictures(sizes, seed), *views(sizes, seed), device, way)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "way"), WAYS)
 @pytest.mark.parametrize("kind", ["scale_crop", "rrc", "crop512", "full_image"])
-def test_together_equals_each_at_real_sizes(device, kind):
+def test_together_equals_each_at_real_sizes(device, way, kind):
     """Long axes: single precision has to find the same source pixel of each of 512."""
     sizes = [(375, 500), (500, 333), (281, 500)]
     chosen = [
@@ -133,16 +139,37 @@ def test_together_equals_each_at_real_sizes(device, kind):
         }[kind](size, random.Random(n))
         for n, size in enumerate(sizes)
     ]
-    assert_together_equals_each(pictures(sizes), ["i0", "i1", "i2"], chosen, device)
+    assert_equals_each(pictures(sizes), ["i0", "i1", "i2"], chosen, device, way)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_together_is_exact_under_mixed_precision(device):
+INTERPRETED = """
+import random
+from dataclasses import replace
+import test_cache as tests
+
+sizes = [(9, 13), (16, 7), (1, 1), (3, 16)]
+ids, chosen = tests.views(sizes, 3)
+tests.assert_equals_each(tests.pictures(sizes), ids, chosen, "cpu", "show_by_kernel")
+long = [(375, 500), (500, 333)]  # a row of each, wider than what a program shows
+for choose in (tests.scale_crop, tests.rrc):
+    chosen = [choose(size, 512, (0.5, 2.0), random.Random(n)) for n, size in enumerate(long)]
+    one_row = [replace(view, rows=replace(view.rows, out=1, offset=view.rows.size // 2)) for view in chosen]
+    tests.assert_equals_each(tests.pictures(long), ["i0", "i1"], one_row, "cpu", "show_by_kernel")
+"""
+
+
+@NEEDS_TRITON
+def test_the_kernel_equals_each_without_a_gpu():
+    interpret(INTERPRETED)
+
+
+@pytest.mark.parametrize(("device", "way"), WAYS)
+def test_together_is_exact_under_mixed_precision(device, way):
     """Batches may be made inside a training loop's autocast, which must not coarsen the images."""
     held = pictures([(9, 13), (16, 7)])
     ids, chosen = views([(9, 13), (16, 7)], 3)
     with torch.autocast(device, dtype=torch.bfloat16):
-        assert_together_equals_each(held, ids, chosen, device)
+        assert_equals_each(held, ids, chosen, device, way)
 
 
 def test_extreme_values_survive():
@@ -155,13 +182,15 @@ def test_extreme_values_survive():
         assert (images.permute(0, 2, 3, 1)[~outside] == value).all()
 
 
-def test_on_a_cpu_each_is_used_and_together_elsewhere(monkeypatch):
+def test_which_way_is_taken(monkeypatch):
     cache = cached(pictures([(4, 4)]))
-    monkeypatch.setattr(PixelCache, "show_each", lambda *_: "each")
-    monkeypatch.setattr(PixelCache, "show_together", lambda *_: "together")
-    assert cache.show(["i0"], [full_image((4, 4))]) == "each"
-    cache.device = torch.device("cuda")
-    assert cache.show(["i0"], [full_image((4, 4))]) == "together"
+    for way in ("show_each", "show_together", "show_by_kernel"):
+        monkeypatch.setattr(PixelCache, way, lambda *_, way=way: way)
+    assert cache.show(["i0"], [full_image((4, 4))]) == "show_each"
+    cache.device = torch.device("cuda", 7)
+    for runs, way in ((True, "show_by_kernel"), (False, "show_together")):
+        monkeypatch.setattr(cache_module.kernel, "runs_on", lambda device, runs=runs: runs)
+        assert cache.show(["i0"], [full_image((4, 4))]) == way
 
 
 # --- what a cache holds -----------------------------------------------------------------------------------------------

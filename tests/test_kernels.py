@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.metadata import version
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -14,16 +12,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from interpreted import NEEDS_TRITON, interpret
 from sdrseg.config import load_config
 from sdrseg.data.batches import Batch
 from sdrseg.distributed import Everyone
 from sdrseg.kernels import layers as layers_module
 from sdrseg.kernels import pixels, rows
 from sdrseg.kernels.layers import BatchNorm2d, DepthwiseConv2d, choose_kernels, depthwise, use_fast_layers
-from sdrseg.losses import prototypes
+from sdrseg.losses import prototypes, unbiased
 from sdrseg.losses.cross_entropy import cross_entropy_sums, unbiased_cross_entropy_sums
 from sdrseg.losses.distillation import unbiased_distillation_sums
 from sdrseg.losses.prototypes import Prototypes
+from sdrseg.losses.unbiased import unbiased_sums
 from sdrseg.methods import StepInfo, method_layers
 from sdrseg.methods import latent as latent_module
 from sdrseg.methods.latent import LatentSpace
@@ -65,7 +65,6 @@ for case in sys.argv[1:]:
 torch.library.opcheck(depthwise, (maps.clone().requires_grad_(), weight.requires_grad_(), dilation))
 """
 SHAPES = (((2, 7, 9, 5), 2), ((1, 5, 37, 3), 6), ((3, 1, 1, 4), 12), ((2, 3, 3, 130), 1))
-NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 
 
 @NEEDS_TRITON
@@ -77,26 +76,15 @@ def test_the_depthwise_kernel_equals_loops(tmp_path):
         maps, weight = draw.normal(size=shape).astype(np.float32), draw.normal(size=(shape[3], 3, 3)).astype(np.float32)
         np.savez(tmp_path / f"{number}.npz", maps=maps, weight=weight, dilation=dilation)
         wanted[str(tmp_path / f"{number}.npz")] = looped_depthwise(maps, weight, dilation)
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", INTERPRETED, *wanted], env=environment, check=True)
+    interpret(INTERPRETED, *wanted)
     for case, truth in wanted.items():
         np.testing.assert_allclose(np.load(f"{case}.said.npy"), truth, atol=1e-5)
-
-
-def interpret(program: str, *words: str) -> None:
-    """Run a program with Triton's interpreter in place of a GPU."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", "-c", program, *words]
-    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip(f"the interpreter of Triton {version('triton')} cannot loop with NumPy {np.__version__}")
-    assert done.returncode == 0, done.stderr
 
 
 COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
-from sdrseg.kernels import triton_depthwise, triton_pixels, triton_rows
+from sdrseg.kernels import triton_depthwise, triton_pixels, triton_rows, triton_views
 
 def compile(kernel, types, warps=4, **constants):
     names = dict(zip(kernel.arg_names, [*types, *["constexpr"] * len(constants)], strict=True))
@@ -109,15 +97,12 @@ for kind in ("*bf16", "*fp32"):
 for back in (False, True):
     for channels in (17, 151):
         shares = triton_pixels.share_out(channels)
-        inputs = ["*fp32", "*u8", "*fp32", "*fp32", "i32", "i32", "i32"]
-        for kernel, types in (
-            (triton_pixels.cross_entropy, inputs),
-            (triton_pixels.distillation, ["*fp32", *inputs, "fp32"]),
-        ):
-            ptx = compile(kernel, types, triton_pixels.WARPS, BACK=back, **shares)
+        types = ["*fp32", "*fp32", "*u8", "*u8", "*fp32", "*fp32", *["i32"] * 4, "fp32"]
+        for distil in (False, True):
+            ptx = compile(triton_pixels.losses, types, triton_pixels.WARPS, BACK=back, DISTIL=distil, **shares)
             assert "fma.rn" in ptx
-            if shares["LANES"] == 1 and back:  # every thread by itself
-                assert "shfl" not in ptx and "bar.sync" not in ptx
+types = ["*i32", "*i64", "*u8", "*u8", "*u8", *["i32"] * 5]
+compile(triton_views.views, types, VOID=255, BLOCK=triton_views.BLOCK)
 for kind in ("*bf16", "*fp32"):
     shares = {"ROWS": triton_rows.ROWS, "LANES": triton_rows.LANES}
     one, sizes = ["*fp32"], ["i32", "i32"]
@@ -137,25 +122,45 @@ def test_the_kernels_compile_for_gpus(tmp_path):
 SUMMED = """
 import sys
 import numpy as np, torch
-from sdrseg.kernels.pixels import cross_entropy_sum, distillation_sum
+import test_kernels as tests
 
 for case in sys.argv[1:]:
     given = {name: torch.from_numpy(array) for name, array in np.load(case).items()}
-    z, t = (given[name].contiguous(memory_format=torch.channels_last).requires_grad_() for name in "zt")
-    said = {"ce": cross_entropy_sum(z, given["labels"], 1), "unce": cross_entropy_sum(z, given["labels"], t.shape[1])}
-    said["unkd"] = distillation_sum(z, t.detach(), given["keep"], float(given["alpha"]))
-    for name in list(said):
-        said[name + " gradient"], = torch.autograd.grad(-3 * said[name], z)
-        assert said[name + " gradient"].is_contiguous(memory_format=torch.channels_last)
+    z, t = (given[name].contiguous(memory_format=torch.channels_last) for name in "zt")
+    said = tests.kernel_sums(z.requires_grad_(), t, given["labels"], given["keep"], float(given["alpha"]))
     np.savez(case + ".said.npz", **{name: value.detach().numpy() for name, value in said.items()})
+# What a compiler is told about the operation is true, and so is its gradient.
+small = [x[:, :, :2, :2].contiguous(memory_format=torch.channels_last).detach() for x in (z, t)]
+few = given["labels"][:, :2, :2].contiguous()
+for teacher, hidden in ((None, 3), (small[1], 1)):
+    given = (small[0].clone().requires_grad_(), few, hidden, teacher, few, 1.0)
+    torch.library.opcheck(tests.pixels.pixel_losses, given)
 """
+
+
+def kernel_sums(z: torch.Tensor, t: torch.Tensor, labels: torch.Tensor, keep: torch.Tensor, alpha: float):
+    """Values, and gradients of −3 times the values, by the kernels."""
+    said = {"ce": pixels.loss_sums(z, labels, 1)[0], "unce": pixels.loss_sums(z, labels, t.shape[1])[0]}
+    for name, hidden in (("ce", 1), ("unce", t.shape[1])):
+        ce, unkd = pixels.loss_sums(z, labels, hidden, t, keep, alpha)
+        said |= {f"{name} beside unkd": ce, f"unkd beside {name}": unkd, f"{name} + unkd": ce + 0.3 * unkd}
+    return said | gradients(said, z)
+
+
+def gradients(said: dict[str, torch.Tensor], z: torch.Tensor) -> dict[str, torch.Tensor]:
+    made = {f"{name} gradient": torch.autograd.grad(-3 * v, z, retain_graph=True)[0] for name, v in said.items()}
+    assert all(gradient.stride() == z.stride() for gradient in made.values())
+    return made
 
 
 def plain_sums(z: torch.Tensor, t: torch.Tensor, labels: torch.Tensor, keep: torch.Tensor, alpha: float):
     """Values, and gradients of −3 times the values, by the plain formulas."""
     said = {"ce": cross_entropy_sums(z, labels)[0], "unce": unbiased_cross_entropy_sums(z, labels, t.shape[1])[0]}
-    said["unkd"] = unbiased_distillation_sums(z, t, keep, alpha=alpha)[0]
-    return said | {f"{name} gradient": torch.autograd.grad(-3 * value, z)[0] for name, value in said.items()}
+    unkd = unbiased_distillation_sums(z, t, keep, alpha=alpha)[0]
+    for name in ("ce", "unce"):
+        both = said[name] + 0.3 * unkd
+        said |= {f"{name} beside unkd": said[name], f"unkd beside {name}": unkd, f"{name} + unkd": both}
+    return said | gradients(said, z)
 
 
 def drawn_logits(seed: int, shape: tuple[int, int, int, int], n_old: int, scale: float) -> dict[str, np.ndarray]:
@@ -199,7 +204,7 @@ def test_the_losses_over_pixels_equal_loops(tmp_path):
             truth = {"ce": counted * reference.cross_entropy(z, labels)}
             truth["unce"] = counted * reference.unbiased_cross_entropy(z, labels, n_old)
             each = reference.unbiased_distillation(z, t, keep, alpha=float(given["alpha"]))
-            truth["unkd"] = keep.sum() * n_old * each
+            truth |= {f"unkd beside {name}": keep.sum() * n_old * each for name in ("ce", "unce")}
             assert {name: float(said[name]) for name in truth} == pytest.approx(truth, rel=1e-5)
         exact = torch.from_numpy(z).double().requires_grad_()
         others = (torch.from_numpy(t).double(), torch.from_numpy(labels), torch.from_numpy(keep))
@@ -391,7 +396,7 @@ def test_depthwise_convolutions_equal_float64(kind, shape, dilation):
 
 
 @GPU
-def test_without_gradients_every_depthwise_convolution_is_ours(monkeypatch):
+def test_in_inference_mode_every_depthwise_convolution_is_ours(monkeypatch):
     calls = []
     monkeypatch.setattr(layers_module, "depthwise", lambda *given: calls.append(0) or depthwise(*given))
     conv = nn.Conv2d(48, 48, 3, padding=1, groups=48, bias=False)
@@ -399,9 +404,10 @@ def test_without_gradients_every_depthwise_convolution_is_ours(monkeypatch):
     wanted = conv.double()(maps.double()).detach()
     use_fast_layers(network := nn.Sequential(conv.float()).cuda())
     choose_kernels(network, torch.device("cuda", 0))
-    close(network(maps.cuda()).detach(), wanted, torch.float32)
-    assert not calls
     with torch.no_grad():
+        close(network(maps.cuda()), wanted, torch.float32)
+    assert not calls
+    with torch.inference_mode():
         close(network(maps.cuda()), wanted, torch.float32)
     assert calls
 
@@ -438,19 +444,43 @@ def test_losses_over_pixels_equal_float64(shape, n_old, scale, alpha):
     exact = given["z"].double().requires_grad_()
     truth = plain_sums(exact, given["t"].double(), given["labels"], given["keep"], alpha)
     z, t = (given[name].cuda().contiguous(memory_format=torch.channels_last) for name in "zt")
-    z.requires_grad_()
-    assert pixels.fits(z, t)
-    for name, value in plain_sums(z, t, given["labels"].cuda(), given["keep"].cuda(), alpha).items():
+    assert pixels.fits(z, n_old, t)
+    for name, value in kernel_sums(z.requires_grad_(), t, given["labels"].cuda(), given["keep"].cuda(), alpha).items():
         close(value, truth[name].detach(), torch.float32)
+
+
+@GPU
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("hidden", [1, 3])
+def test_both_losses_over_pixels_are_one_operation(compiled, hidden, monkeypatch):
+    """Values and gradients of the sums of both, and no formula of their own."""
+    given = {name: torch.from_numpy(array) for name, array in drawn_logits(0, (2, 5, 8, 8), 3, 1).items()}
+
+    def both(z, t, labels, keep):
+        return [each[0] / each[1] for each in unbiased_sums(z, labels, hidden, t, keep, count_void=hidden == 1)]
+
+    exact = given["z"].double().requires_grad_()
+    truth = both(exact, given["t"].double(), given["labels"], given["keep"])
+    (wanted,) = torch.autograd.grad(truth[0] + 2 * truth[1], exact)
+    z, t = (given[name].cuda().contiguous(memory_format=torch.channels_last) for name in "zt")
+    assert pixels.found_to_run(z.device)
+    monkeypatch.setattr(unbiased, "unbiased_distillation_sums", None)
+    torch.compiler.reset()
+    said = (torch.compile(both) if compiled else both)(
+        z.requires_grad_(), t, given["labels"].cuda(), given["keep"].cuda()
+    )
+    for one, other in zip(said, truth, strict=True):
+        close(one, other.detach(), torch.float32)
+    close(torch.autograd.grad(said[0] + 2 * said[1], z)[0], wanted, torch.float32)
 
 
 @GPU
 def test_logits_of_another_kind_are_left_to_the_plain_formulas():
     z = torch.randn(2, 5, 4, 6, device="cuda").contiguous(memory_format=torch.channels_last)
-    assert pixels.fits(z) and pixels.fits(z, z)
+    assert pixels.fits(z, 2) and pixels.fits(z, 5, z) and pixels.fits(z, 1, z) and not pixels.fits(z, 2, z)
     others = [z.double(), z.bfloat16(), z.contiguous(), z[:, :3], z[:, :, :, :3], z[:0], z.cpu()]
-    assert not any(pixels.fits(other) or pixels.fits(z, other) for other in others if other.numel())
-    assert not pixels.fits(z[:0]) and not pixels.fits(z, z.clone().requires_grad_())
+    assert not any(pixels.fits(other, 1) or pixels.fits(z, 1, other) for other in others if other.numel())
+    assert not pixels.fits(z[:0], 1) and not pixels.fits(z, 1, z.clone().requires_grad_())
 
 
 def latent_terms(device: str, kind: torch.dtype) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -486,9 +516,8 @@ torch.save(({name: float(term.detach()) for name, term in terms.items()}, gradie
 
 
 @NEEDS_TRITON
-def test_terms_on_features_without_a_gpu(tmp_path, monkeypatch):
+def test_terms_on_features_without_a_gpu(tmp_path):
     """The same terms from kernels, in Triton's interpreter, and from the plain formulas in float64."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     interpret(TERMS, str(tmp_path / "said"))
     terms, gradient = torch.load(tmp_path / "said")
     wanted, truth = latent_terms("cpu", torch.float64)

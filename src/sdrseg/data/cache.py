@@ -1,8 +1,9 @@
 """Decoded images and masks kept in RAM or on the GPU, and views carried out there for a whole batch at once.
 
-Images differ in size, so all pixels lie in one long row of 4-byte words: red, green, blue, label. A batch is gathered
-into a frame that fits the largest image, and resized as two batched matrix products: the antialiased bilinear filter of
-each sample's rows and of its columns, exactly the weights torchvision uses.
+Images differ in size, so all pixels lie in one long row of 4-byte words: red, green, blue, label. On a GPU one kernel
+makes a batch of them. Without it a batch is gathered into a frame that fits the largest image, and resized as two
+batched matrix products. Both are the antialiased bilinear filter of each sample's rows and of its columns, with exactly
+the weights torchvision uses.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 from sdrseg.data.augment import FILL, Axis, View, padding, show
 from sdrseg.data.source import Progress, Source
 from sdrseg.errors import DataError, SdrsegError
+from sdrseg.kernels import views as kernel
 from sdrseg.scenario import VOID
 
 Size = tuple[int, int]  # height, width
@@ -76,7 +78,9 @@ class PixelCache:
 
     def show(self, ids: Sequence[str], views: Sequence[View]) -> tuple[Tensor, Tensor, Tensor]:
         """Images (B, 3, out, out) uint8 channels-last, masks (B, out, out) uint8 and padding (B, out, out) bool."""
-        return (self.show_each if self.device.type == "cpu" else self.show_together)(ids, views)
+        if self.device.type == "cpu":
+            return self.show_each(ids, views)
+        return (self.show_by_kernel if kernel.runs_on(self.device) else self.show_together)(ids, views)
 
     def show_each(self, ids: Sequence[str], views: Sequence[View]) -> tuple[Tensor, Tensor, Tensor]:
         """One image after the other with torchvision: the faster way on a CPU."""
@@ -100,6 +104,18 @@ class PixelCache:
         masks = frames[sample, vertical.nearest[:, :, None], horizontal.nearest[:, None, :], 3]
         return images.permute(0, 3, 1, 2), masks.masked_fill(outside, VOID), outside
 
+    def show_by_kernel(self, ids: Sequence[str], views: Sequence[View]) -> tuple[Tensor, Tensor, Tensor]:
+        """The whole batch in one: the fastest way on a GPU."""
+        numbers = []
+        for id, view in zip(ids, views, strict=True):
+            rows, columns = ((a.low, a.high, a.size, a.offset) for a in (view.rows, view.columns))
+            numbers.append((self._first[self._row[id]], self.sizes[id][1], *rows, *columns, int(view.flip)))
+        return kernel.show(self._words, numbers, views[0].rows.out, views[0].columns.out, FILL, VOID)
+
+    @property
+    def _words(self) -> Tensor:
+        return self._pixels.view(torch.int32).squeeze(1)
+
     def _picture(self, id: str) -> tuple[Tensor, Tensor]:
         words = self._of(id).view(*self.sizes[id], WORD)
         return words[:, :, :3].permute(2, 0, 1), words[:, :, 3]
@@ -110,7 +126,7 @@ class PixelCache:
         y = torch.arange(height, device=self.device)[:, None]
         x = torch.arange(width, device=self.device)[None, :]
         index = self._starts[rows, None, None] + y * self._widths[rows, None, None] + x
-        words = self._pixels.view(torch.int32).squeeze(1)
+        words = self._words
         return words[index.clamp_max(len(words) - 1)].view(torch.uint8).view(len(rows), height, width, WORD)
 
 

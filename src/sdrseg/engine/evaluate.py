@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def confusion(fabric: Fabric, network: Network, batches: Batches, classes: int) -> NDArray[np.int64]:
     """(K, K) pixels: row = truth, column = prediction. Void and padding are not counted."""
     was_training = network.training

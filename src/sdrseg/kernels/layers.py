@@ -4,8 +4,8 @@ Batch norm with frozen statistics: torch's way back writes its gradient in anoth
 convolution before it then copies back. The kernels of synchronised batch norm do the same arithmetic without that.
 Depthwise convolutions: cuDNN takes thirty times as long for dilated ones as reading and writing their maps does; a
 kernel of our own (triton_depthwise.py) takes their place, forward and for the gradient of the input. For others it is
-fast, but compiles something for every new size of the maps; so where there are no gradients, as when full images are
-scored (and in teachers), they have our kernel, too.
+faster than ours, but compiles something for every new size of the maps; so in inference mode, as when full images are
+scored, they have our kernel, too.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class DepthwiseConv2d(nn.Conv2d):
     fast = False
 
     def forward(self, maps: Tensor) -> Tensor:
-        ours = self.dilation[0] > 1 or not torch.is_grad_enabled()
+        ours = self.dilation[0] > 1 or torch.is_inference_mode_enabled()
         if not self.fast or not ours or not maps.is_cuda or maps.dtype == torch.float64:
             return super().forward(maps)
         kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else maps.dtype

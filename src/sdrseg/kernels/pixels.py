@@ -1,92 +1,108 @@
-"""Cross-entropy and unbiased distillation, summed over all pixels: one kernel forward, one back.
+"""Cross-entropy and unbiased distillation, summed over all pixels: one kernel forward and one back for both.
 
 The formulas of losses/cross_entropy.py and losses/distillation.py make some twenty passes over the logits of all pixels
-and keep several of their results for the way back. Here nothing is kept but the logits.
+and keep several of their results for the way back, and each makes a gradient as large as the logits. Here nothing is
+kept but the logits, and there is one gradient.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sdrseg.kernels import runs
 
 
-def fits(logits: Tensor, teacher: Tensor | None = None) -> bool:
-    """Whether the kernels are for these logits: float32 on a GPU and channels last, computed kernel by kernel."""
-    if not logits.is_cuda or torch.compiler.is_compiling():
+def fits(logits: Tensor, hidden: int, teacher: Tensor | None = None) -> bool:
+    """Whether the kernels are for these logits: float32 on a GPU and channels last."""
+    if not logits.is_cuda or logits.numel() == 0:
         return False
     both = [logits] if teacher is None else [logits, teacher]
     laid = all(z.dtype == torch.float32 and z.is_contiguous(memory_format=torch.channels_last) for z in both)
-    free = teacher is None or (not teacher.requires_grad and teacher.device == logits.device)
-    return laid and free and logits.numel() > 0 and _run(logits.device)
+    if teacher is not None:
+        laid = laid and not teacher.requires_grad and teacher.device == logits.device
+        laid = laid and hidden in (1, teacher.shape[1])
+    return laid and found_to_run(logits.device)
 
 
-@cache
-def _run(device: torch.device) -> bool:
-    def attempt() -> None:
-        logits = torch.zeros(1, 3, 1, 1, device=device, requires_grad=True)
-        somewhere = torch.zeros(1, 1, 1, dtype=torch.uint8, device=device)
+_runs: dict[torch.device, bool] = {}
+
+
+def found_to_run(device: torch.device) -> bool:
+    """Whether the kernels run there. Code that is being compiled cannot try: it knows what was found before."""
+    if device not in _runs:
+        if torch.compiler.is_compiling():
+            return False
+        _runs[device] = device.type == "cuda" and runs("Losses over pixels", lambda: _attempt(device))
+    return _runs[device]
+
+
+def _attempt(device: torch.device) -> None:
+    logits = torch.zeros(1, 3, 1, 1, device=device, requires_grad=True)
+    somewhere = torch.zeros(1, 1, 1, dtype=torch.uint8, device=device)
+    for teacher in (None, logits.detach()[:, :2]):
         with torch.enable_grad():
-            loss = cross_entropy_sum(logits, somewhere, 2)
-            loss = loss + distillation_sum(logits, logits.detach()[:, :2], somewhere == 0, 1.0)
-            torch.autograd.grad(loss, logits)
-
-    return runs("Losses over pixels", attempt)
+            sums = pixel_losses(logits, somewhere, 2, teacher, somewhere, 1.0)
+            torch.autograd.grad(sums.sum(), logits)
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor, n_old: int) -> Tensor:
-    """Σ of losses.cross_entropy.unbiased_cross_entropy_sums."""
-    apply: Any = CrossEntropy.apply
-    return cast(Tensor, apply(logits, labels.contiguous(), n_old))
+def loss_sums(
+    logits: Tensor,
+    labels: Tensor,
+    hidden: int,
+    teacher: Tensor | None = None,
+    keep: Tensor | None = None,
+    alpha: float = 1.0,
+) -> Tensor:
+    """(2,): Σ of losses.cross_entropy.unbiased_cross_entropy_sums, where background stands for `hidden` channels, and,
+    with a teacher, Σ of losses.distillation.unbiased_distillation_sums."""
+    keep = labels if keep is None else keep.view(torch.uint8)
+    return cast(Tensor, pixel_losses(logits, labels.contiguous(), hidden, teacher, keep.contiguous(), alpha))
 
 
-def distillation_sum(logits: Tensor, teacher: Tensor, keep: Tensor, alpha: float) -> Tensor:
-    """Σ of losses.distillation.unbiased_distillation_sums."""
-    apply: Any = Distillation.apply
-    return cast(Tensor, apply(logits, teacher, keep.contiguous().view(torch.uint8), alpha))
+@torch.library.custom_op("sdrseg::pixel_losses", mutates_args=())
+def pixel_losses(
+    logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor, alpha: float
+) -> Tensor:
+    """Of logits (B, K, H, W), labels, the teacher's logits (B, n_old, H, W) and the pixels (B, H, W) it is heard at."""
+    from sdrseg.kernels.triton_pixels import launch
+
+    return launch(logits, labels, hidden, teacher, keep, alpha)
 
 
-class CrossEntropy(torch.autograd.Function):
-    """Of logits (B, K, H, W) and labels (B, H, W)."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, n_old: int) -> Tensor:
-        from sdrseg.kernels.triton_pixels import cross_entropy, launch
-
-        ctx.save_for_backward(logits, labels)
-        ctx.n_old = n_old
-        return launch(cross_entropy, logits, (labels,), None, n_old)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        from sdrseg.kernels.triton_pixels import cross_entropy, launch
-
-        logits, labels = ctx.saved_tensors
-        return launch(cross_entropy, logits, (labels,), gradient, ctx.n_old), None, None
+@pixel_losses.register_fake
+def _(logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor, alpha: float) -> Tensor:
+    return logits.new_empty(2)
 
 
-class Distillation(torch.autograd.Function):
-    """Of the student's logits (B, K, H, W), the teacher's (B, n_old, H, W) and the pixels (B, H, W) that take part."""
+@torch.library.custom_op("sdrseg::pixel_losses_back", mutates_args=())
+def pixel_losses_back(
+    logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor, alpha: float, upstream: Tensor
+) -> Tensor:
+    """The gradient of the logits, from that of the two sums."""
+    from sdrseg.kernels.triton_pixels import launch
 
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, teacher: Tensor, keep: Tensor, alpha: float) -> Tensor:
-        from sdrseg.kernels.triton_pixels import distillation, launch
+    return launch(logits, labels, hidden, teacher, keep, alpha, upstream.contiguous())
 
-        ctx.save_for_backward(logits, teacher, keep)
-        ctx.alpha = alpha
-        return launch(distillation, logits, (teacher, keep), None, teacher.shape[1], alpha)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        from sdrseg.kernels.triton_pixels import distillation, launch
+@pixel_losses_back.register_fake
+def _(
+    logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor, alpha: float, upstream: Tensor
+) -> Tensor:
+    return torch.empty_like(logits)
 
-        logits, teacher, keep = ctx.saved_tensors
-        made = launch(distillation, logits, (teacher, keep), gradient, teacher.shape[1], ctx.alpha)
-        return made, None, None, None
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    logits, labels, ctx.hidden, teacher, keep, ctx.alpha = inputs
+    ctx.save_for_backward(logits, labels, teacher, keep)
+
+
+def _back(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    logits, labels, teacher, keep = ctx.saved_tensors
+    made = pixel_losses_back(logits, labels, ctx.hidden, teacher, keep, ctx.alpha, upstream)
+    return cast(Tensor, made), None, None, None, None, None
+
+
+pixel_losses.register_autograd(_back, setup_context=_remember)

@@ -36,7 +36,7 @@ def _depthwise(  # type: ignore[no-untyped-def]  # Triton looks at annotations, 
     tl.store(result + cell[:, None] * channels + channel, total.to(result.dtype.element_ty), mask=kept)
 
 
-kernel: Any = triton.jit(_depthwise)
+kernel: Any = triton.jit(_depthwise, do_not_specialize=["height", "width", "dilation"])  # not one for every size
 
 
 def launch(maps: Tensor, weight: Tensor, dilation: int) -> Tensor:

@@ -1,6 +1,7 @@
-"""Cross-entropy and unbiased distillation of each pixel, and their gradients, from logits that are channels last.
+"""Cross-entropy and unbiased distillation of each pixel, and their gradient, from logits that are channels last.
 
-A program takes ROWS pixels, and goes over their channels in steps of LANES. What is summed up over a block of pixels is
+A program takes ROWS pixels, and goes over their channels in steps of LANES, in three groups: background, which is
+channel 0; the other old classes, from 1 to before n_old; and the new ones. What is summed up over a block of pixels is
 added up afterwards, always in the same order.
 """
 
@@ -20,20 +21,18 @@ LOW: tl.constexpr = tl.constexpr(-1e38)
 """Below all logits; not −∞, of which differences are no numbers."""
 
 
-def _add_up(  # type: ignore[no-untyped-def]
-    logits, start, known, first, last, factor, ROWS: tl.constexpr, LANES: tl.constexpr
-):
-    """Of each pixel's channels from `first` to before `last`: top = max factor · z, and Σ exp(factor · z − top)."""
-    top = tl.full((ROWS, LANES), LOW, tl.float32)
-    total = tl.zeros((ROWS, LANES), tl.float32)
-    for begin in range(first, last, LANES):
-        place, there = places(start, known, begin + tl.arange(0, LANES), last)
-        z = factor * tl.load(logits + place, mask=there, other=LOW)
-        higher = tl.maximum(top, z)
-        total = total * tl.exp(top - higher) + tl.exp(z - higher)
-        top = higher
+def _raise(top, total, z):  # type: ignore[no-untyped-def]
+    """Take z into top = max z and total = Σ exp(z − top). Also what a sum from before has to be multiplied with."""
+    higher = tl.maximum(top, z)
+    before, e = tl.exp(top - higher), tl.exp(z - higher)
+    return higher, total * before + e, before, e
+
+
+def _over_lanes(top, total, more):  # type: ignore[no-untyped-def]
+    """The same of all lanes together, and another sum that goes with total."""
     highest = tl.max(top, 1)
-    return highest, tl.sum(total * tl.exp(top - highest[:, None]), 1)
+    share = tl.exp(top - highest[:, None])
+    return highest, tl.sum(total * share, 1), tl.sum(more * share, 1)
 
 
 def _together(top, total, other_top, other_total):  # type: ignore[no-untyped-def]
@@ -42,134 +41,152 @@ def _together(top, total, other_top, other_total):  # type: ignore[no-untyped-de
     return highest, total * tl.exp(top - highest) + other_total * tl.exp(other_top - highest)
 
 
-def _cross_entropy(  # type: ignore[no-untyped-def]
-    logits,
-    labels,
-    upstream,
-    result,
-    pixels,
-    channels,
-    n_old,
-    BACK: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """The sum of a block or, on the way BACK, the gradient of its logits."""
-    pixel, known = block(pixels, ROWS)
-    start = pixel * channels
-    label = tl.load(labels + pixel, mask=known, other=VOID).to(tl.int32)
-    counted, background = known & (label != VOID), label < n_old
-    old_top, old = add_up(logits, start, known, 0, n_old, 1.0, ROWS, LANES)
-    new_top, new = add_up(logits, start, known, n_old, channels, 1.0, ROWS, LANES)
-    top, total = together(old_top, old, new_top, new)
-    if BACK:
-        up = tl.where(counted, tl.load(upstream), 0.0)
-        of_old = up * (tl.exp(old_top - top) / total - tl.where(background, 1 / old, 0.0))
-        of_new = up * tl.exp(new_top - top) / total
-        for begin in range(0, n_old, LANES):
-            place, there = places(start, known, begin + tl.arange(0, LANES), n_old)
-            e = tl.exp(tl.load(logits + place, mask=there, other=LOW) - old_top[:, None])
-            tl.store(result + place, of_old[:, None] * e, mask=there)
-        for begin in range(n_old, channels, LANES):
-            channel = begin + tl.arange(0, LANES)
-            place, there = places(start, known, channel, channels)
-            e = tl.exp(tl.load(logits + place, mask=there, other=LOW) - new_top[:, None])
-            own = tl.where(channel[None, :] == label[:, None], up[:, None], 0.0)
-            tl.store(result + place, of_new[:, None] * e - own, mask=there)
-    else:
-        own = tl.load(logits + start + label, mask=counted & ~background & (label < channels), other=0.0)
-        loss = top - tl.where(background, old_top, own) + tl.log(total / tl.where(background, old, 1.0))
-        tl.store(result + tl.program_id(0), tl.sum(tl.where(counted, loss, 0.0), 0))
-
-
-def _distillation(  # type: ignore[no-untyped-def]
+def _losses(  # type: ignore[no-untyped-def]
     logits,
     teacher,
+    labels,
     keep,
     upstream,
     result,
     pixels,
     channels,
     n_old,
+    hidden,
     alpha,
     BACK: tl.constexpr,
+    DISTIL: tl.constexpr,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """The sum of a block or, on the way BACK, the gradient of the student's logits."""
+    """Both sums of a block or, on the way BACK, the gradient of its logits. Without DISTIL it is cross-entropy alone,
+    and no teacher is read. `hidden`: how many channels background stands for in the cross-entropy, 1 or n_old."""
     pixel, known = block(pixels, ROWS)
     start, start_t = pixel * channels, pixel * n_old
-    counted = known & (tl.load(keep + pixel, mask=known, other=0) != 0)
-    t_top, t_total = add_up(teacher, start_t, known, 0, n_old, alpha, ROWS, LANES)
-    p0 = tl.exp(alpha * tl.load(teacher + start_t, mask=known, other=0.0) - t_top) / t_total
+    lanes = tl.arange(0, LANES)
+    nothing = tl.zeros((ROWS, LANES), tl.float32)
+    low = nothing + LOW
+    label = tl.load(labels + pixel, mask=known, other=VOID).to(tl.int32)
+    counted, background = known & (label != VOID), label < hidden
+
+    kept_top, kept, t_top, t_total, agreement = low, nothing, low, nothing, nothing
+    for begin in range(1, n_old, LANES):
+        place, there = places(start, known, begin + lanes, n_old)
+        z = tl.load(logits + place, mask=there, other=LOW)
+        kept_top, kept, _, _ = raised(kept_top, kept, z)
+        if DISTIL:
+            place_t, there = places(start_t, known, begin + lanes, n_old)
+            t = alpha * tl.load(teacher + place_t, mask=there, other=LOW)
+            t_top, t_total, before, e = raised(t_top, t_total, t)
+            agreement = agreement * before + tl.where(there, e * z, 0.0)
+    new_top, new = low, nothing
+    for begin in range(n_old, channels, LANES):
+        place, there = places(start, known, begin + lanes, channels)
+        new_top, new, _, _ = raised(new_top, new, tl.load(logits + place, mask=there, other=LOW))
+
     z0 = tl.load(logits + start, mask=known, other=0.0)
-    new_top, new = add_up(logits, start, known, n_old, channels, 1.0, ROWS, LANES)
-    behind_top, behind = together(z0, 1.0, new_top, new)  # what the teacher may have called background
-    kept_top, kept = add_up(logits, start, known, 1, n_old, 1.0, ROWS, LANES)
-    top, total = together(behind_top, behind, kept_top, kept)
+    kept_top, kept, _ = over_lanes(kept_top, kept, nothing)
+    new_top, new, _ = over_lanes(new_top, new, nothing)
+    old_top, old = together(z0, 1.0, kept_top, kept)
+    top, total = together(old_top, old, new_top, new)
+    hidden_top, behind = tl.where(hidden == 1, z0, old_top), tl.where(hidden == 1, 1.0, old)
+    if DISTIL:
+        listened = known & (tl.load(keep + pixel, mask=known, other=0) != 0)
+        t_top, t_total, agreement = over_lanes(t_top, t_total, agreement)
+        t0 = alpha * tl.load(teacher + start_t, mask=known, other=0.0)
+        highest = tl.maximum(t_top, t0)
+        others = tl.exp(t_top - highest)
+        t_total = t_total * others + tl.exp(t0 - highest)
+        agreement, p0 = agreement * others / t_total, tl.exp(t0 - highest) / t_total
+        maybe_top, maybe = together(z0, 1.0, new_top, new)  # what the teacher may have called background
     if BACK:
         up = tl.where(counted, tl.load(upstream), 0.0)
-        of_behind = up * (tl.exp(behind_top - top) / total - p0 / behind)
-        of_kept, of_t = up * tl.exp(kept_top - top) / total, up / t_total
-        tl.store(result + start, of_behind * tl.exp(z0 - behind_top), mask=known)
-        for begin in range(n_old, channels, LANES):
-            place, there = places(start, known, begin + tl.arange(0, LANES), channels)
-            e = tl.exp(tl.load(logits + place, mask=there, other=LOW) - behind_top[:, None])
-            tl.store(result + place, of_behind[:, None] * e, mask=there)
-    agreement = tl.zeros((ROWS, LANES), tl.float32)
-    for begin in range(1, n_old, LANES):
-        channel = begin + tl.arange(0, LANES)
-        place, there = places(start, known, channel, n_old)
-        place_t, there = places(start_t, known, channel, n_old)
-        z = tl.load(logits + place, mask=there, other=0.0)
-        p = tl.exp(alpha * tl.load(teacher + place_t, mask=there, other=LOW) - t_top[:, None])
-        if BACK:
-            gradient = of_kept[:, None] * tl.exp(z - kept_top[:, None]) - of_t[:, None] * p
+        both, of_0, of_new = up, 0.0, 0.0
+        if DISTIL:
+            up_t = tl.where(listened, tl.load(upstream + 1), 0.0)
+            both = up + up_t
+            of_0 = -up_t * p0 * tl.exp(z0 - maybe_top) / maybe
+            of_new = -up_t * p0 * tl.exp(new_top - maybe_top) / maybe
+            of_t = up_t / t_total
+        guessed = tl.where(background, up, 0.0) / behind
+        of_0 += both * tl.exp(z0 - top) / total - guessed * tl.exp(z0 - hidden_top)
+        of_new += both * tl.exp(new_top - top) / total
+        guessed = tl.where(hidden == 1, 0.0, guessed)
+        of_kept = both * tl.exp(kept_top - top) / total - guessed * tl.exp(kept_top - old_top)
+        own = tl.where(background, -1, label)
+        tl.store(result + start, of_0, mask=known)
+        for begin in range(1, n_old, LANES):
+            place, there = places(start, known, begin + lanes, n_old)
+            e = tl.exp(tl.load(logits + place, mask=there, other=LOW) - kept_top[:, None])
+            is_own = (begin + lanes)[None, :] == own[:, None]
+            gradient = of_kept[:, None] * e - tl.where(is_own, up[:, None], 0.0)
+            if DISTIL:
+                place_t, there = places(start_t, known, begin + lanes, n_old)
+                p = tl.exp(alpha * tl.load(teacher + place_t, mask=there, other=LOW) - highest[:, None])
+                gradient -= of_t[:, None] * p
             tl.store(result + place, gradient, mask=there)
-        else:
-            agreement += p * z
-    if not BACK:
-        said = tl.sum(agreement, 1) / t_total + p0 * (behind_top + tl.log(behind))
-        loss = tl.where(counted, top + tl.log(total) - said, 0.0)
-        tl.store(result + tl.program_id(0), tl.sum(loss, 0))
+        for begin in range(n_old, channels, LANES):
+            place, there = places(start, known, begin + lanes, channels)
+            e = tl.exp(tl.load(logits + place, mask=there, other=LOW) - new_top[:, None])
+            is_own = (begin + lanes)[None, :] == own[:, None]
+            gradient = of_new[:, None] * e - tl.where(is_own, up[:, None], 0.0)
+            tl.store(result + place, gradient, mask=there)
+    else:
+        own = tl.load(logits + start + label, mask=counted & ~background & (label < channels), other=0.0)
+        loss = top - tl.where(background, hidden_top, own) + tl.log(total / tl.where(background, behind, 1.0))
+        tl.store(result + tl.program_id(0), tl.sum(tl.where(counted, loss, 0.0), 0))
+        distilled = 0.0
+        if DISTIL:
+            said = agreement + p0 * (maybe_top + tl.log(maybe))
+            distilled = tl.sum(tl.where(listened, top + tl.log(total) - said, 0.0), 0)
+        tl.store(result + tl.num_programs(0) + tl.program_id(0), distilled)
 
 
-add_up: Any = triton.jit(_add_up)
+raised: Any = triton.jit(_raise)
+over_lanes: Any = triton.jit(_over_lanes)
 together: Any = triton.jit(_together)
-cross_entropy: Any = triton.jit(_cross_entropy)
-distillation: Any = triton.jit(_distillation)
-
-
-def share_out(channels: int) -> dict[str, int]:
-    """ROWS and LANES: up to 32 channels, every thread has a pixel of its own and goes through its channels one by one.
-    Beyond that neighbours in memory would be too far from each other; there a warp has some pixels, a thread every 32nd
-    channel."""
-    return {"ROWS": 128, "LANES": 1} if channels <= 32 else {"ROWS": 16, "LANES": 32}
-
+losses: Any = triton.jit(_losses)
 
 WARPS = 4
 
 
-def launch(kernel: Any, logits: Tensor, inputs: tuple[Tensor, ...], upstream: Tensor | None, *numbers: float) -> Tensor:
-    """The sum over all pixels or, where there is a gradient of it, that of the logits."""
+def share_out(channels: int) -> dict[str, int]:
+    """ROWS and LANES."""
+    return {"ROWS": 128, "LANES": 1} if channels <= 32 else {"ROWS": 16, "LANES": 32}
+
+
+def launch(
+    logits: Tensor,
+    labels: Tensor,
+    hidden: int,
+    teacher: Tensor | None,
+    keep: Tensor,
+    alpha: float,
+    upstream: Tensor | None = None,
+) -> Tensor:
+    """Both sums over all pixels or, where there is a gradient of them, that of the logits."""
     images, channels, height, width = logits.shape
     pixels = images * height * width
     shares = share_out(channels)
     programs = triton.cdiv(pixels, shares["ROWS"])
     back = upstream is not None
-    result = torch.empty_like(logits) if back else logits.new_empty(programs)
+    result = torch.empty_like(logits) if back else logits.new_empty(2, programs)
     with torch.cuda.device(logits.get_device()):  # not always the current one
-        kernel[(programs,)](
+        losses[(programs,)](
             logits,
-            *inputs,
+            logits if teacher is None else teacher,
+            labels,
+            keep,
             result if upstream is None else upstream,
             result,
             pixels,
             channels,
-            *numbers,
+            hidden if teacher is None else teacher.shape[1],
+            hidden,
+            alpha,
             BACK=back,
+            DISTIL=teacher is not None,
             **shares,
             num_warps=WARPS,
             enable_fp_fusion=True,
         )
-    return result if back else result.sum()
+    return result if back else result.sum(1)

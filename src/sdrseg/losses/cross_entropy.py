@@ -21,16 +21,20 @@ def unbiased_cross_entropy_sums(logits: Tensor, labels: Tensor, n_old: int, *, c
     log q_0 := logsumexp_{c<n_old} z_c − logsumexp z. Labels below n_old count as background. With n_old = 1 it is CE.
     """
     z = at_least_float32(logits)
-    valid = labels != VOID
-    if pixels.fits(z):
-        loss = pixels.cross_entropy_sum(z, labels, n_old)
+    if pixels.fits(z, n_old):
+        loss = pixels.loss_sums(z, labels, n_old)[0]
     else:
+        valid = labels != VOID
         label = torch.where(valid, labels, 0).long()
         background = z[:, 0] if n_old == 1 else z[:, :n_old].logsumexp(1)
         own = torch.where(label < n_old, background, _own(z, label))
         loss = torch.where(valid, z.logsumexp(1) - own, 0).sum()
-    count = torch.ones_like(valid) if count_void else valid
-    return torch.stack([loss, count.sum().to(loss.dtype)])
+    return torch.stack([loss, counted(labels, count_void).to(loss.dtype)])
+
+
+def counted(labels: Tensor, count_void: bool) -> Tensor:
+    """How many pixels the mean goes over."""
+    return (torch.ones_like(labels) if count_void else labels != VOID).sum()
 
 
 def binary_cross_entropy_sums(logits: Tensor, labels: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sdrseg.kernels import pixels
 from sdrseg.losses.pixels import VOID, at_least_float32, masked_sums
 
 
@@ -28,9 +27,6 @@ def unbiased_distillation_sums(z: Tensor, t: Tensor, keep: Tensor, *, alpha: flo
     """UNKD (MiB; L_kd): the teacher's background may be a new class: p_0 meets log(q_0 + Σ_{c≥n_old} q_c)."""
     z, t = at_least_float32(z), at_least_float32(t)
     n_old = t.shape[1]
-    if pixels.fits(z, t):
-        total = pixels.distillation_sum(z, t, keep, alpha)
-        return torch.stack([total, keep.sum().to(total.dtype)])
     p = (alpha * t).softmax(1)
     background = torch.logaddexp(z[:, 0], z[:, n_old:].logsumexp(1))
     agreement = p[:, 0] * background + (p[:, 1:] * z[:, 1:n_old]).sum(1)

@@ -26,6 +26,7 @@ from sdrseg.losses.distillation import (
     unbiased_distillation_sums,
 )
 from sdrseg.losses.pixels import VOID, mean, to_grid
+from sdrseg.losses.unbiased import unbiased_sums
 from sdrseg.methods.latent import LatentSpace
 
 if TYPE_CHECKING:
@@ -121,15 +122,12 @@ class Method:
 
     def terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """The loss terms of a batch by name, unweighted. Called outside autocast; everything is on one device."""
-        terms = {"ce": self._cross_entropy(student.logits, batch.labels)}
-        if teacher is not None:
-            if self.config.kd.weight > 0:
-                terms["kd"] = self._distillation(batch, student.logits, teacher.logits)
-            if self.config.enc.weight > 0:
-                size = (student.features.shape[-2], student.features.shape[-1])
-                keep = to_grid(self._distilled(batch), size)
-                sums = encoder_distillation_sums(student.features, teacher.features, keep)
-                terms["enc"] = self._mean("enc", sums)
+        terms = self._over_pixels(batch, student.logits, None if teacher is None else teacher.logits)
+        if teacher is not None and self.config.enc.weight > 0:
+            size = (student.features.shape[-2], student.features.shape[-1])
+            keep = to_grid(self._distilled(batch), size)
+            sums = encoder_distillation_sums(student.features, teacher.features, keep)
+            terms["enc"] = self._mean("enc", sums)
         terms |= self.latent.terms(batch, student.features, None if teacher is None else teacher.logits)
         more = self.more_terms(batch, student, teacher)
         self._require_terms(more, terms)
@@ -189,15 +187,27 @@ class Method:
 
     # --- terms ------------------------------------------------------------------------------------------------------
 
-    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        ce, step = self.config.ce, self.step
+    def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
+        """Cross-entropy and, where there is a teacher and it has a weight, distillation."""
+        ce, kd, labels = self.config.ce, self.config.kd, batch.labels
+        t = t if kd.weight > 0 else None
+        count_void = ce.reduction == "all"
         if ce.kind == "binary":
-            return self._mean("ce", binary_cross_entropy_sums(logits, labels))
-        masked = step.protocol != "sequential"
-        unbiased = ce.kind == "unbiased" or (ce.kind == "unbiased_if_masked" and masked)
-        n_old = step.n_old if unbiased and step.n_new > 0 else 1
-        sums = unbiased_cross_entropy_sums(logits, labels, max(1, n_old), count_void=ce.reduction == "all")
-        return self._mean("ce", sums)
+            sums = binary_cross_entropy_sums(z, labels)
+        elif t is not None and kd.kind == "unbiased":
+            keep = self._distilled(batch)
+            sums, distilled = unbiased_sums(z, labels, self._hidden(), t, keep, count_void=count_void)
+            return {"ce": self._mean("ce", sums), "kd": self._distillation_mean(distilled, t)}
+        else:
+            sums = unbiased_cross_entropy_sums(z, labels, self._hidden(), count_void=count_void)
+        terms = {"ce": self._mean("ce", sums)}
+        return terms if t is None else terms | {"kd": self._distillation(batch, z, t)}
+
+    def _hidden(self) -> int:
+        """How many channels a pixel labelled background may belong to."""
+        kind, step = self.config.ce.kind, self.step
+        unbiased = kind == "unbiased" or (kind == "unbiased_if_masked" and step.protocol != "sequential")
+        return max(1, step.n_old) if unbiased and step.n_new > 0 else 1
 
     def _distillation(self, batch: Batch, z: Tensor, t: Tensor) -> Tensor:
         kd = self.config.kd
@@ -208,9 +218,12 @@ class Method:
             return self._mean("kd", cil_sums(z, t, batch.labels, keep, entropy_weight=kd.entropy_weight))
         if kd.kind == "binary":
             return self._mean("kd", binary_distillation_sums(z, t, keep))
-        sums = (unbiased_distillation_sums if kd.kind == "unbiased" else distillation_sums)(z, t, keep)
+        sums = unbiased_distillation_sums if kd.kind == "unbiased" else distillation_sums
+        return self._distillation_mean(sums(z, t, keep), t)
+
+    def _distillation_mean(self, sums: Tensor, t: Tensor) -> Tensor:
         value = self._mean("kd", sums)
-        return value / t.shape[1] if kd.normaliser == "n_old" else value
+        return value / t.shape[1] if self.config.kd.normaliser == "n_old" else value
 
     def _distilled(self, batch: Batch) -> Tensor:
         """(B, H, W) bool: the pixels at which the teacher is listened to."""

@@ -1,0 +1,104 @@
+"""Views of images in a row of words, for a whole batch at once. Imported only where Triton is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 128
+"""Pixels of a row that a program shows."""
+WHOLE: tl.constexpr = tl.constexpr(12582912.0)
+"""1.5 · 2^23: adding it leaves no place for fractions, which are rounded to the nearest even number."""
+
+
+def _axis(place, low, high, size):  # type: ignore[no-untyped-def]
+    """Of pixels of an axis resized to `size`: the centre among the source's [low, high), how far the filter reaches
+    from there, the first pixel within, and the one under the centre."""
+    ratio = (high - low).to(tl.float32) / size.to(tl.float32)
+    centre = low + (place + 0.5) * ratio
+    reach = tl.maximum(ratio, 1.0)
+    nearest = low + (2 * place + 1) * (high - low) // (2 * size)
+    first = tl.floor(centre - reach - 0.5).to(tl.int32)
+    return centre, reach, first, tl.minimum(tl.maximum(nearest, low), high - 1)
+
+
+def _weight(source, centre, reach, low, high):  # type: ignore[no-untyped-def]
+    """Of a source pixel in the antialiased bilinear filter, before the weights are made to add up to 1."""
+    weight = tl.maximum(1 - tl.abs(source + 0.5 - centre) / reach, 0.0)
+    return tl.where((source >= low) & (source < high), weight, 0.0)
+
+
+def _byte(value):  # type: ignore[no-untyped-def]
+    """The nearest of 0 to 255."""
+    return tl.minimum(tl.maximum((value + WHOLE) - WHOLE, 0.0), 255.0).to(tl.int32).to(tl.uint8)
+
+
+def _views(  # type: ignore[no-untyped-def]
+    words, numbers, images, masks, outside, height, width, red, green, blue, VOID: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A part of a row of a view. `numbers`: of each image, as views.Numbers says."""
+    image, y = tl.program_id(0) // height, tl.program_id(0) % height
+    x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    about = numbers + image * 11
+    start, stride = tl.load(about), tl.load(about + 1).to(tl.int32)
+    top, bottom = tl.load(about + 2).to(tl.int32), tl.load(about + 3).to(tl.int32)
+    rows, offset_y = tl.load(about + 4).to(tl.int32), tl.load(about + 5).to(tl.int32)
+    left, right = tl.load(about + 6).to(tl.int32), tl.load(about + 7).to(tl.int32)
+    columns, offset_x = tl.load(about + 8).to(tl.int32), tl.load(about + 9).to(tl.int32)
+    place_y = y + offset_y
+    place_x = tl.where(tl.load(about + 10) != 0, width - 1 - x, x) + offset_x
+    this = tl.zeros((BLOCK,), tl.int32) + place_y
+    inside = (this >= 0) & (this < rows) & (place_x >= 0) & (place_x < columns)
+    centre_y, reach_y, first_y, nearest_y = axis(place_y, top, bottom, rows)
+    centre_x, reach_x, first_x, nearest_x = axis(place_x, left, right, columns)
+
+    reached_y, reached_x = tl.ceil(2 * reach_y).to(tl.int32) + 2, tl.ceil(2 * reach_x).to(tl.int32) + 2
+    all_y, all_x = 0.0, tl.zeros((BLOCK,), tl.float32)
+    for n in range(reached_y):
+        all_y += weight(first_y + n, centre_y, reach_y, top, bottom)
+    for n in range(reached_x):
+        all_x += weight(first_x + n, centre_x, reach_x, left, right)
+    r, g, b = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for m in range(reached_y):
+        source_y = first_y + m
+        of_y = weight(source_y, centre_y, reach_y, top, bottom) / all_y
+        row = words + start + source_y * stride
+        for n in range(reached_x):
+            source_x = first_x + n
+            share = of_y * (weight(source_x, centre_x, reach_x, left, right) / all_x)
+            word = tl.load(row + source_x, mask=inside & (share > 0), other=0)
+            r += share * (word & 255).to(tl.float32)
+            g += share * ((word >> 8) & 255).to(tl.float32)
+            b += share * ((word >> 16) & 255).to(tl.float32)
+
+    there = x < width
+    place = tl.program_id(0).to(tl.int64) * width + x
+    label = (tl.load(words + start + nearest_y * stride + nearest_x, mask=there & inside, other=0) >> 24) & 255
+    tl.store(masks + place, tl.where(inside, label, VOID).to(tl.uint8), mask=there)
+    tl.store(outside + place, tl.where(inside, 0, 1).to(tl.uint8), mask=there)
+    tl.store(images + 3 * place, tl.where(inside, byte(r), red.to(tl.uint8)), mask=there)
+    tl.store(images + 3 * place + 1, tl.where(inside, byte(g), green.to(tl.uint8)), mask=there)
+    tl.store(images + 3 * place + 2, tl.where(inside, byte(b), blue.to(tl.uint8)), mask=there)
+
+
+axis: Any = triton.jit(_axis)
+weight: Any = triton.jit(_weight)
+byte: Any = triton.jit(_byte)
+views: Any = triton.jit(_views, do_not_specialize=["height", "width", "red", "green", "blue"])
+
+
+def launch(
+    words: Tensor, numbers: Tensor, height: int, width: int, fill: tuple[int, ...], void: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Images (B, 3, height, width) channels last, masks and padding (B, height, width)."""
+    like: Any = {"dtype": torch.uint8, "device": words.device}
+    images = torch.empty(len(numbers), height, width, 3, **like)
+    masks, outside = (torch.empty(len(numbers), height, width, **like) for _ in range(2))
+    programs = (len(numbers) * height, triton.cdiv(width, BLOCK))
+    with torch.cuda.device(words.get_device()):  # not always the current one
+        views[programs](words, numbers, images, masks, outside, height, width, *fill, VOID=void, BLOCK=BLOCK)
+    return images.permute(0, 3, 1, 2), masks, outside.view(torch.bool)

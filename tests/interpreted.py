@@ -1,0 +1,25 @@
+"""Triton's kernels without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+
+
+def interpret(program: str, *words: str) -> None:
+    """Run a program with Triton's interpreter in place of a GPU; it may import tests."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-W", "ignore", "-c", program, *words]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip(f"the interpreter of Triton {version('triton')} cannot loop with NumPy {np.__version__}")
+    assert done.returncode == 0, done.stderr
