@@ -165,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--classes", type=classes, nargs="+", default=[(16, 1), (20, 1), (30, 10), (51, 10), (101, 50)])
+    parser.add_argument("--classes", type=classes, nargs="+", default=[(16, 1), (51, 10), (101, 50)])
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

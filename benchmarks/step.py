@@ -144,7 +144,8 @@ def measure(row: str, speed: str, setting: Setting, args: argparse.Namespace) ->
 KINDS = {  # in this order: what the name of a kernel has to contain
     "compiled, fused": r"^triton_",
     "copies": r"copy|memcpy|memset|cat_|tensorTransform",
-    "depthwise convolutions": r"depthwise|grouped_direct|_dw_|_c1_k1_",
+    "depthwise convolutions": r"depthwise|^_weights$|grouped_direct|_dw_|_c1_k1_",
+    "our kernels for losses and terms": r"^_(losses|rows|exponentials)",
     "convolutions and products": r"conv|xmma|cutlass|gemm|cudnn|nvjet|dot_kernel|splitK",
     "update": r"multi_tensor",
     "upsampling": r"upsample",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -48,10 +49,21 @@ def looped_depthwise(maps: np.ndarray, weight: np.ndarray, dilation: int) -> np.
     return result
 
 
+def looped_weights(maps: np.ndarray, gradient: np.ndarray, dilation: int) -> np.ndarray:
+    """The gradient of the weights (C, 3, 3), cell by cell."""
+    images, height, width, channels = maps.shape
+    result = np.zeros((channels, 3, 3))
+    for n, i, j, a, b in np.ndindex(images, height, width, 3, 3):
+        y, x = i + (a - 1) * dilation, j + (b - 1) * dilation
+        if 0 <= y < height and 0 <= x < width:
+            result[:, a, b] += maps[n, y, x].astype(float) * gradient[n, i, j]
+    return result
+
+
 INTERPRETED = """
 import sys
 import numpy as np, torch
-from sdrseg.kernels.layers import depthwise
+from sdrseg.kernels.layers import depthwise, depthwise_weights
 from sdrseg.kernels.triton_depthwise import launch
 
 for case in sys.argv[1:]:
@@ -61,8 +73,11 @@ for case in sys.argv[1:]:
     said = launch(maps, weight, dilation)
     assert said.is_contiguous(memory_format=torch.channels_last)
     np.save(case + ".said.npy", said.permute(0, 2, 3, 1).numpy())
+    weights = depthwise_weights(maps, torch.from_numpy(given["gradient"]).permute(0, 3, 1, 2), dilation)
+    np.save(case + ".weights.npy", weights[:, 0].numpy())
 # What a compiler is told about the operation is true, and so is its gradient.
 torch.library.opcheck(depthwise, (maps.clone().requires_grad_(), weight.requires_grad_(), dilation))
+torch.library.opcheck(depthwise_weights, (maps, maps, dilation))
 """
 SHAPES = (((2, 7, 9, 5), 2), ((1, 5, 37, 3), 6), ((3, 1, 1, 4), 12), ((2, 3, 3, 130), 1))
 
@@ -74,11 +89,14 @@ def test_the_depthwise_kernel_equals_loops(tmp_path):
     wanted = {}
     for number, (shape, dilation) in enumerate(SHAPES):
         maps, weight = draw.normal(size=shape).astype(np.float32), draw.normal(size=(shape[3], 3, 3)).astype(np.float32)
-        np.savez(tmp_path / f"{number}.npz", maps=maps, weight=weight, dilation=dilation)
-        wanted[str(tmp_path / f"{number}.npz")] = looped_depthwise(maps, weight, dilation)
+        gradient = draw.normal(size=shape).astype(np.float32)
+        np.savez(tmp_path / f"{number}.npz", maps=maps, weight=weight, gradient=gradient, dilation=dilation)
+        truth = looped_depthwise(maps, weight, dilation), looped_weights(maps, gradient, dilation)
+        wanted[str(tmp_path / f"{number}.npz")] = truth
     interpret(INTERPRETED, *wanted)
-    for case, truth in wanted.items():
-        np.testing.assert_allclose(np.load(f"{case}.said.npy"), truth, atol=1e-5)
+    for case, (result, weights) in wanted.items():
+        np.testing.assert_allclose(np.load(f"{case}.said.npy"), result, atol=1e-5)
+        np.testing.assert_allclose(np.load(f"{case}.weights.npy"), weights, atol=1e-4)
 
 
 COMPILED = """
@@ -93,9 +111,10 @@ def compile(kernel, types, warps=4, **constants):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
 for kind in ("*bf16", "*fp32"):
-    assert "fma.rn" in compile(triton_depthwise.kernel, [kind] * 3 + ["i32"] * 4, CELLS=16, CHANNELS=128)
+    assert "fma.rn" in compile(triton_depthwise.kernel, [kind] * 3 + ["i32"] * 4, CELLS=32, CHANNELS=64)
+    compile(triton_depthwise.weights, [kind] * 2 + ["*fp32"] + ["i32"] * 5, **triton_depthwise.GROUP)
 for back in (False, True):
-    for channels in (17, 151):
+    for channels in (17, 61, 151):
         shares = triton_pixels.share_out(channels)
         types = ["*fp32", "*fp32", "*u8", "*u8", "*fp32", "*fp32", *["i32"] * 4, "fp32"]
         for distil in (False, True):
@@ -210,6 +229,40 @@ def test_the_losses_over_pixels_equal_loops(tmp_path):
         others = (torch.from_numpy(t).double(), torch.from_numpy(labels), torch.from_numpy(keep))
         for name, value in plain_sums(exact, *others, float(given["alpha"])).items():
             np.testing.assert_allclose(said[name], value.detach().numpy(), atol=1e-4, rtol=1e-4)
+
+
+COMPILED_SUMS = """
+import torch
+from unittest.mock import patch
+from sdrseg.kernels import pixels
+from sdrseg.losses.unbiased import unbiased_sums
+
+torch.manual_seed(0)
+z = torch.randn(2, 7, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+t = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+labels, keep = torch.randint(0, 7, (2, 8, 8), dtype=torch.uint8), torch.rand(2, 8, 8) < 0.8
+
+def both(low, t, labels, padding):
+    z = torch.nn.functional.interpolate(low, scale_factor=2, mode="bilinear")
+    ce, kd = unbiased_sums(z[:, :, ::2, ::2].contiguous(memory_format=torch.channels_last), labels, 4, t, ~padding)
+    return ce[0] / ce[1] + kd[0] / kd[1]
+
+def said(function):
+    value = function(z, t, labels, ~keep)
+    return value.detach(), torch.autograd.grad(value, z)[0]
+
+wanted = said(both)
+with patch.object(pixels, "fits", lambda *given: True):
+    found = said(torch.compile(both, fullgraph=True, dynamic=False))
+torch.testing.assert_close(found, wanted)
+"""
+
+
+@NEEDS_TRITON
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_compiled_code_calls_the_kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    interpret(COMPILED_SUMS)
 
 
 ROWED = """

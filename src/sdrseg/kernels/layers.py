@@ -3,7 +3,7 @@
 Batch norm with frozen statistics: torch's way back writes its gradient in another layout than channels last, which the
 convolution before it then copies back. The kernels of synchronised batch norm do the same arithmetic without that.
 Depthwise convolutions: cuDNN takes thirty times as long for dilated ones as reading and writing their maps does; a
-kernel of our own (triton_depthwise.py) takes their place, forward and for the gradient of the input. For others it is
+kernel of our own (triton_depthwise.py) takes their place, forward and for both gradients. For others it is
 faster than ours, but compiles something for every new size of the maps; so in inference mode, as when full images are
 scored, they have our kernel, too.
 """
@@ -100,7 +100,9 @@ def _kernel_runs(device: torch.device) -> bool:
     def attempt() -> None:
         for kind in (torch.float32, torch.bfloat16, torch.float16):
             like: Any = {"device": device, "dtype": kind}
-            depthwise(torch.zeros(2, 16, 2, 2, **like), torch.zeros(16, 1, 3, 3, **like), 2)
+            maps = torch.zeros(2, 16, 2, 2, **like)
+            depthwise(maps, torch.zeros(16, 1, 3, 3, **like), 2)
+            depthwise_weights(maps, maps, 2)
 
     return runs("Depthwise convolutions", attempt)
 
@@ -118,6 +120,20 @@ def _(maps: Tensor, weight: Tensor, dilation: int) -> Tensor:
     return torch.empty_like(maps, memory_format=torch.channels_last)
 
 
+@torch.library.custom_op("sdrseg::depthwise_weights", mutates_args=())
+def depthwise_weights(maps: Tensor, gradient: Tensor, dilation: int) -> Tensor:
+    """The gradient of the weights, in float32, from the maps and the gradient of the result."""
+    from sdrseg.kernels.triton_depthwise import launch_weights
+
+    maps, gradient = (each.contiguous(memory_format=torch.channels_last) for each in (maps, gradient))
+    return launch_weights(maps, gradient, dilation)
+
+
+@depthwise_weights.register_fake
+def _(maps: Tensor, gradient: Tensor, dilation: int) -> Tensor:
+    return maps.new_empty(maps.shape[1], 1, 3, 3, dtype=torch.float32)
+
+
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:2])
     ctx.dilation = inputs[2]
@@ -129,11 +145,7 @@ def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     if ctx.needs_input_grad[0]:
         to_maps = cast(Tensor, depthwise(gradient, weight.flip(-2, -1), ctx.dilation))
     if ctx.needs_input_grad[1]:
-        same, channels = [ctx.dilation] * 2, weight.shape[0]
-        convolution = ([1, 1], same, same, False, [0, 0], channels)
-        _, to_weight, _ = torch.ops.aten.convolution_backward(
-            gradient, maps, weight, None, *convolution, [False, True, False]
-        )
+        to_weight = cast(Tensor, depthwise_weights(maps, gradient, ctx.dilation)).to(weight.dtype)
     return to_maps, to_weight, None
 
 

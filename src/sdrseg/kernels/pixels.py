@@ -58,8 +58,9 @@ def loss_sums(
 ) -> Tensor:
     """(2,): Σ of losses.cross_entropy.unbiased_cross_entropy_sums, where background stands for `hidden` channels, and,
     with a teacher, Σ of losses.distillation.unbiased_distillation_sums."""
-    keep = labels if keep is None else keep.view(torch.uint8)
-    return cast(Tensor, pixel_losses(logits, labels.contiguous(), hidden, teacher, keep.contiguous(), alpha))
+    labels = labels.contiguous()
+    keep = labels if keep is None else keep.contiguous()  # nobody looks at it without a teacher
+    return cast(Tensor, pixel_losses(logits, labels, hidden, teacher, keep, alpha))
 
 
 @torch.library.custom_op("sdrseg::pixel_losses", mutates_args=())

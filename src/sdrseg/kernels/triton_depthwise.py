@@ -1,4 +1,7 @@
-"""A depthwise 3×3 convolution on maps that are channels last. Imported only where Triton is there."""
+"""A depthwise 3×3 convolution on maps that are channels last, and the gradient of its weights.
+
+Imported only where Triton is there.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CELLS, CHANNELS = 16, 128
+CELLS, CHANNELS = 32, 64
 """What a program computes: cells of a row, and channels."""
 
 
@@ -36,7 +39,42 @@ def _depthwise(  # type: ignore[no-untyped-def]  # Triton looks at annotations, 
     tl.store(result + cell[:, None] * channels + channel, total.to(result.dtype.element_ty), mask=kept)
 
 
+def _weights(  # type: ignore[no-untyped-def]
+    maps,
+    gradient,
+    result,
+    rows,
+    height,
+    width,
+    channels,
+    dilation,
+    ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Of one tap and some rows: the sum of the gradient times the cells that the tap looks at."""
+    tap = tl.program_id(2)
+    down, right = (tap // 3 - 1) * dilation, (tap % 3 - 1) * dilation
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    known = channel < channels
+    total = tl.zeros((CELLS, CHANNELS), tl.float32)
+    for number in range(ROWS):
+        image_row = tl.zeros((CELLS,), tl.int32) + tl.program_id(0) * ROWS + number
+        there = image_row % height + down
+        inside = (image_row < rows) & (there >= 0) & (there < height)
+        for begin in range(0, width, CELLS):
+            column = begin + tl.arange(0, CELLS)
+            beside = column + right
+            both = (inside & (column < width) & (beside >= 0) & (beside < width))[:, None] & known
+            cell = image_row.to(tl.int64) * width + column
+            up = tl.load(gradient + cell[:, None] * channels + channel, mask=both, other=0.0)
+            seen = tl.load(maps + (cell + down * width + right)[:, None] * channels + channel, mask=both, other=0.0)
+            total += up.to(tl.float32) * seen.to(tl.float32)
+    tl.store(result + (tl.program_id(0) * 9 + tap) * channels + channel, tl.sum(total, 0), mask=known)
+
+
 kernel: Any = triton.jit(_depthwise, do_not_specialize=["height", "width", "dilation"])  # not one for every size
+weights: Any = triton.jit(_weights, do_not_specialize=["rows", "height", "width", "dilation"])
 
 
 def launch(maps: Tensor, weight: Tensor, dilation: int) -> Tensor:
@@ -48,3 +86,19 @@ def launch(maps: Tensor, weight: Tensor, dilation: int) -> Tensor:
     with torch.cuda.device(maps.get_device()):  # not always the current one
         kernel[programs](maps, taps, result, height, width, channels, dilation, CELLS, CHANNELS, enable_fp_fusion=True)
     return result
+
+
+GROUP = {"ROWS": 8, "CELLS": 8, "CHANNELS": 128}
+"""What a program adds up for the weights: rows, and of them cells and channels at a time."""
+
+
+def launch_weights(maps: Tensor, gradient: Tensor, dilation: int) -> Tensor:
+    """The gradient of the weights (C, 1, 3, 3), from maps and the gradient of the result, both channels last."""
+    images, channels, height, width = maps.shape
+    rows = images * height
+    groups = triton.cdiv(rows, GROUP["ROWS"])
+    sums = maps.new_empty(groups, 9, channels, dtype=torch.float32)
+    programs = (groups, triton.cdiv(channels, GROUP["CHANNELS"]), 9)
+    with torch.cuda.device(maps.get_device()):
+        weights[programs](maps, gradient, sums, rows, height, width, channels, dilation, **GROUP, enable_fp_fusion=True)
+    return sums.sum(0).t().contiguous().view(channels, 1, 3, 3)

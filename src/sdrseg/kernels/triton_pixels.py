@@ -150,8 +150,11 @@ WARPS = 4
 
 
 def share_out(channels: int) -> dict[str, int]:
-    """ROWS and LANES."""
-    return {"ROWS": 128, "LANES": 1} if channels <= 32 else {"ROWS": 16, "LANES": 32}
+    """ROWS and LANES, as measured on an H200 (docs/performance.md): with few lanes neighbouring threads read what lies
+    far apart in memory, with many they wait for each other."""
+    if channels <= 32:
+        return {"ROWS": 128, "LANES": 4}
+    return {"ROWS": 32, "LANES": 8} if channels <= 96 else {"ROWS": 16, "LANES": 16}
 
 
 def launch(
@@ -175,7 +178,7 @@ def launch(
             logits,
             logits if teacher is None else teacher,
             labels,
-            keep,
+            keep.view(torch.uint8),
             result if upstream is None else upstream,
             result,
             pixels,
