@@ -58,7 +58,10 @@ def losses(images: int, size: int, old: int, new: int, device: torch.device) -> 
         ce, kd = unbiased_sums(z, labels, old, t, keep)
         return ce[0] + kd[0]
 
-    for name, loss, more in (("cross-entropy", cross_entropy, 0), ("and distillation", both, 2 * t.nbytes)):
+    for name, loss, more in (
+        ("cross-entropy", cross_entropy, 0),
+        ("cross-entropy and distillation", both, 2 * t.nbytes),
+    ):
 
         def once(loss: Callable[[], Tensor] = loss) -> Any:
             return torch.autograd.grad(loss(), z)

@@ -19,6 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sdrseg.config import load_config
 from sdrseg.data.batches import Batch, eval_batches, train_batches, workers
 from sdrseg.data.order import TrainOrder
@@ -52,6 +54,17 @@ def rate(step: Step, batches: Any, log_every: int) -> float:
     nothing: Any = lambda *_: None  # noqa: E731
     fit(step.fabric, step.compute, step.optimiser, batches, step.config, watch, nothing, nothing, nothing)
     return statistics.median(entry["images_per_second"] for entry in entries[3:])
+
+
+def kernel_ms(batches: Any, number: int = 20) -> float:
+    """Milliseconds of the GPU's kernels for making one batch, by themselves."""
+    made = iter(batches)
+    next(made)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for _ in range(number):
+            next(made)
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in seen.key_averages()) / 1000 / number
 
 
 def main() -> None:
@@ -97,6 +110,9 @@ def main() -> None:
     figures["real_images_per_second"] = rate(step, real, every)
     figures["ratio"] = figures["real_images_per_second"] / figures["synthetic_images_per_second"]
     figures["passes"] = step.compute.how
+    if figures["cache"].startswith("cuda"):
+        again = train_batches(job.source, chosen.train_ids, chosen.train_table, limited, cache=cache)
+        figures["input_kernels_ms"] = kernel_ms(again)
 
     network = step.compute.student.module
     sizes = job.indexes[chosen.test_split].size_by_id

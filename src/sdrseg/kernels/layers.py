@@ -81,7 +81,8 @@ class DepthwiseConv2d(nn.Conv2d):
     fast = False
 
     def forward(self, maps: Tensor) -> Tensor:
-        ours = self.dilation[0] > 1 or torch.is_inference_mode_enabled()
+        inferring = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()  # compilers cannot ask
+        ours = self.dilation[0] > 1 or inferring
         if not self.fast or not ours or not maps.is_cuda or maps.dtype == torch.float64:
             return super().forward(maps)
         kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else maps.dtype
