@@ -58,13 +58,10 @@ def rate(step: Step, batches: Any, log_every: int) -> float:
 
 def kernel_ms(batches: Any, number: int = 20) -> float:
     """Milliseconds of the GPU's kernels for making one batch, by themselves."""
-    made = iter(batches)
-    next(made)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-        for _ in range(number):
-            next(made)
+        made = sum(1 for _ in itertools.islice(batches, number))
         torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in seen.key_averages()) / 1000 / number
+    return sum(event.self_device_time_total for event in seen.key_averages()) / 1000 / made
 
 
 def main() -> None:

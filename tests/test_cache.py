@@ -146,6 +146,7 @@ INTERPRETED = """
 import random
 from dataclasses import replace
 import test_cache as tests
+from sdrseg.data.augment import Axis
 
 sizes = [(9, 13), (16, 7), (1, 1), (3, 16)]
 ids, chosen = tests.views(sizes, 3)
@@ -155,6 +156,9 @@ for choose in (tests.scale_crop, tests.rrc):
     chosen = [choose(size, 512, (0.5, 2.0), random.Random(n)) for n, size in enumerate(long)]
     one_row = [replace(view, rows=replace(view.rows, out=1, offset=view.rows.size // 2)) for view in chosen]
     tests.assert_equals_each(tests.pictures(long), ["i0", "i1"], one_row, "cpu", "show_by_kernel")
+end = Axis(0, 40000, 80000, 79936, 64)  # products beyond 2^31
+view = tests.View(Axis(0, 1, 1, 0, 1), end)
+tests.assert_equals_each(tests.pictures([(1, 40000)]), ["i0"], [view], "cpu", "show_by_kernel")
 """
 
 

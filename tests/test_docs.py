@@ -128,6 +128,14 @@ def test_the_tables_are_those_that_the_scripts_print(page, script, monkeypatch, 
     assert importlib.import_module("pages").parts(page, f"{script}.py")[1] == printed
 
 
+def test_what_was_measured_is_what_was_asked_for(monkeypatch):
+    """The figures of a GPU, as they lie in results/speed."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    targets = importlib.import_module("speed_tables").targets()
+    assert len(targets) > 10
+    assert not [target for target in targets if not target.met]
+
+
 def test_the_numbers_of_the_paper_add_up(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     script = importlib.import_module("results_tables")

@@ -110,13 +110,14 @@ def compile(kernel, types, warps=4, **constants):
     options = {"enable_fp_fusion": True, "num_warps": warps}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
-for kind in ("*bf16", "*fp32"):
-    assert "fma.rn" in compile(triton_depthwise.kernel, [kind] * 3 + ["i32"] * 4, CELLS=32, CHANNELS=64)
+for kind in ("*bf16", "*fp32", "*fp16"):
+    part = {"CELLS": triton_depthwise.CELLS, "CHANNELS": triton_depthwise.CHANNELS}
+    assert "fma.rn" in compile(triton_depthwise.kernel, [kind] * 3 + ["i32"] * 4, **part)
     compile(triton_depthwise.weights, [kind] * 2 + ["*fp32"] + ["i32"] * 5, **triton_depthwise.GROUP)
 for back in (False, True):
     for channels in (17, 61, 151):
         shares = triton_pixels.share_out(channels)
-        types = ["*fp32", "*fp32", "*u8", "*u8", "*fp32", "*fp32", *["i32"] * 4, "fp32"]
+        types = ["*fp32", "*fp32", "*u8", "*u8", "*fp32", "*fp32", *["i32"] * 4]
         for distil in (False, True):
             ptx = compile(triton_pixels.losses, types, triton_pixels.WARPS, BACK=back, DISTIL=distil, **shares)
             assert "fma.rn" in ptx
@@ -146,22 +147,22 @@ import test_kernels as tests
 for case in sys.argv[1:]:
     given = {name: torch.from_numpy(array) for name, array in np.load(case).items()}
     z, t = (given[name].contiguous(memory_format=torch.channels_last) for name in "zt")
-    said = tests.kernel_sums(z.requires_grad_(), t, given["labels"], given["keep"], float(given["alpha"]))
+    said = tests.kernel_sums(z.requires_grad_(), t, given["labels"], given["keep"])
     np.savez(case + ".said.npz", **{name: value.detach().numpy() for name, value in said.items()})
 # What a compiler is told about the operation is true, and so is its gradient.
 small = [x[:, :, :2, :2].contiguous(memory_format=torch.channels_last).detach() for x in (z, t)]
 few = given["labels"][:, :2, :2].contiguous()
 for teacher, hidden in ((None, 3), (small[1], 1)):
-    given = (small[0].clone().requires_grad_(), few, hidden, teacher, few, 1.0)
+    given = (small[0].clone().requires_grad_(), few, hidden, teacher, few)
     torch.library.opcheck(tests.pixels.pixel_losses, given)
 """
 
 
-def kernel_sums(z: torch.Tensor, t: torch.Tensor, labels: torch.Tensor, keep: torch.Tensor, alpha: float):
+def kernel_sums(z: torch.Tensor, t: torch.Tensor, labels: torch.Tensor, keep: torch.Tensor):
     """Values, and gradients of −3 times the values, by the kernels."""
     said = {"ce": pixels.loss_sums(z, labels, 1)[0], "unce": pixels.loss_sums(z, labels, t.shape[1])[0]}
     for name, hidden in (("ce", 1), ("unce", t.shape[1])):
-        ce, unkd = pixels.loss_sums(z, labels, hidden, t, keep, alpha)
+        ce, unkd = pixels.loss_sums(z, labels, hidden, t, keep)
         said |= {f"{name} beside unkd": ce, f"unkd beside {name}": unkd, f"{name} + unkd": ce + 0.3 * unkd}
     return said | gradients(said, z)
 
@@ -172,10 +173,10 @@ def gradients(said: dict[str, torch.Tensor], z: torch.Tensor) -> dict[str, torch
     return made
 
 
-def plain_sums(z: torch.Tensor, t: torch.Tensor, labels: torch.Tensor, keep: torch.Tensor, alpha: float):
+def plain_sums(z: torch.Tensor, t: torch.Tensor, labels: torch.Tensor, keep: torch.Tensor):
     """Values, and gradients of −3 times the values, by the plain formulas."""
     said = {"ce": cross_entropy_sums(z, labels)[0], "unce": unbiased_cross_entropy_sums(z, labels, t.shape[1])[0]}
-    unkd = unbiased_distillation_sums(z, t, keep, alpha=alpha)[0]
+    unkd = unbiased_distillation_sums(z, t, keep)[0]
     for name in ("ce", "unce"):
         both = said[name] + 0.3 * unkd
         said |= {f"{name} beside unkd": said[name], f"unkd beside {name}": unkd, f"{name} + unkd": both}
@@ -197,12 +198,13 @@ def drawn_logits(seed: int, shape: tuple[int, int, int, int], n_old: int, scale:
     }
 
 
-LOGITS = (  # shape, old classes, scale, alpha
-    ((2, 5, 7, 9), 3, 1, 1.0),
-    ((1, 17, 11, 13), 16, 10, 1.0),
-    ((2, 3, 4, 5), 2, 1, 2.0),
-    ((1, 40, 3, 50), 30, 200, 0.5),  # far apart: single exponentials are 0 or overflow
-    ((1, 129, 2, 3), 101, 5, 1.0),
+LOGITS = (  # shape, old classes, scale
+    ((2, 5, 7, 9), 3, 1),
+    ((1, 17, 11, 13), 16, 10),
+    ((2, 3, 4, 5), 2, 1),
+    ((1, 4, 3, 5), 4, 1),  # no new classes
+    ((1, 40, 3, 50), 30, 200),  # far apart: single exponentials are 0 or overflow
+    ((1, 129, 2, 3), 101, 5),
 )
 
 
@@ -210,8 +212,8 @@ LOGITS = (  # shape, old classes, scale, alpha
 def test_the_losses_over_pixels_equal_loops(tmp_path):
     """Values against loops in plain Python; these and gradients against the plain formulas in float64."""
     cases = {}
-    for number, (shape, n_old, scale, alpha) in enumerate(LOGITS):
-        given = drawn_logits(number, shape, n_old, scale) | {"alpha": np.array(alpha)}
+    for number, (shape, n_old, scale) in enumerate(LOGITS):
+        given = drawn_logits(number, shape, n_old, scale)
         np.savez(tmp_path / f"{number}.npz", **given)
         cases[str(tmp_path / f"{number}.npz")] = given
     interpret(SUMMED, *cases)
@@ -222,12 +224,12 @@ def test_the_losses_over_pixels_equal_loops(tmp_path):
             counted, n_old = (labels != 255).sum(), t.shape[1]
             truth = {"ce": counted * reference.cross_entropy(z, labels)}
             truth["unce"] = counted * reference.unbiased_cross_entropy(z, labels, n_old)
-            each = reference.unbiased_distillation(z, t, keep, alpha=float(given["alpha"]))
+            each = reference.unbiased_distillation(z, t, keep)
             truth |= {f"unkd beside {name}": keep.sum() * n_old * each for name in ("ce", "unce")}
-            assert {name: float(said[name]) for name in truth} == pytest.approx(truth, rel=1e-5)
+            assert {name: float(said[name]) for name in truth} == pytest.approx(truth, rel=1e-5, abs=1e-5)
         exact = torch.from_numpy(z).double().requires_grad_()
         others = (torch.from_numpy(t).double(), torch.from_numpy(labels), torch.from_numpy(keep))
-        for name, value in plain_sums(exact, *others, float(given["alpha"])).items():
+        for name, value in plain_sums(exact, *others).items():
             np.testing.assert_allclose(said[name], value.detach().numpy(), atol=1e-4, rtol=1e-4)
 
 
@@ -256,6 +258,21 @@ with patch.object(pixels, "fits", lambda *given: True):
     found = said(torch.compile(both, fullgraph=True, dynamic=False))
 torch.testing.assert_close(found, wanted)
 """
+
+
+def test_compiled_code_knows_where_kernels_run(monkeypatch):
+    """What was found before it was compiled; afterwards, too."""
+    device = torch.device("cpu")
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def asked(x):
+        return x + 1 if pixels.found_to_run(x.device) else x
+
+    for found in (None, True, False):
+        monkeypatch.setattr(pixels, "_runs", {} if found is None else {device: found})
+        assert asked(torch.zeros(())) == bool(found)
+    monkeypatch.setattr(pixels, "_runs", {})
+    assert not pixels.found_to_run(device) and device in pixels._runs
 
 
 @NEEDS_TRITON
@@ -491,14 +508,14 @@ def test_a_whole_network_learns_the_same_with_and_without(monkeypatch):
 
 
 @GPU
-@pytest.mark.parametrize(("shape", "n_old", "scale", "alpha"), LOGITS + (((2, 151, 64, 64), 101, 3, 1.0),))
-def test_losses_over_pixels_equal_float64(shape, n_old, scale, alpha):
+@pytest.mark.parametrize(("shape", "n_old", "scale"), LOGITS + (((2, 151, 64, 64), 101, 3),))
+def test_losses_over_pixels_equal_float64(shape, n_old, scale):
     given = {name: torch.from_numpy(array) for name, array in drawn_logits(0, shape, n_old, scale).items()}
     exact = given["z"].double().requires_grad_()
-    truth = plain_sums(exact, given["t"].double(), given["labels"], given["keep"], alpha)
+    truth = plain_sums(exact, given["t"].double(), given["labels"], given["keep"])
     z, t = (given[name].cuda().contiguous(memory_format=torch.channels_last) for name in "zt")
     assert pixels.fits(z, n_old, t)
-    for name, value in kernel_sums(z.requires_grad_(), t, given["labels"].cuda(), given["keep"].cuda(), alpha).items():
+    for name, value in kernel_sums(z.requires_grad_(), t, given["labels"].cuda(), given["keep"].cuda()).items():
         close(value, truth[name].detach(), torch.float32)
 
 
@@ -519,7 +536,7 @@ def test_both_losses_over_pixels_are_one_operation(compiled, hidden, monkeypatch
     assert pixels.found_to_run(z.device)
     monkeypatch.setattr(unbiased, "unbiased_distillation_sums", None)
     torch.compiler.reset()
-    said = (torch.compile(both) if compiled else both)(
+    said = (torch.compile(both, fullgraph=True) if compiled else both)(
         z.requires_grad_(), t, given["labels"].cuda(), given["keep"].cuda()
     )
     for one, other in zip(said, truth, strict=True):

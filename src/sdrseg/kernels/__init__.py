@@ -1,7 +1,8 @@
 """Kernels for GPUs where libraries choose slow ones. Everything here has a plain version, which is used elsewhere.
 
-`layers.py`: two layers of the network; `pixels.py`: two losses over all pixels; `rows.py`: sums over the features. The
-kernels themselves are in the files triton_*.py, which are imported only where Triton is there.
+`layers.py`: two layers of the network; `pixels.py`: two losses over all pixels; `rows.py`: sums over the features;
+`views.py`: batches of a cache's images. The kernels themselves are in the files triton_*.py, which are imported only
+where Triton is there.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+import torch
+
 from sdrseg.errors import first_line
 
 
 def runs(what: str, attempt: Callable[[], object]) -> bool:
     """Whether kernels run, seen by running them: Triton may be missing, or its compiler, or the GPU be too old."""
     try:
-        attempt()
+        with torch.inference_mode(False), torch.enable_grad():
+            attempt()
         return True
     except ImportError:
         return False

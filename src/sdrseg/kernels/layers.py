@@ -146,7 +146,7 @@ def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     if ctx.needs_input_grad[0]:
         to_maps = cast(Tensor, depthwise(gradient, weight.flip(-2, -1), ctx.dilation))
     if ctx.needs_input_grad[1]:
-        to_weight = cast(Tensor, depthwise_weights(maps, gradient, ctx.dilation)).to(weight.dtype)
+        to_weight = torch.empty_like(weight).copy_(cast(Tensor, depthwise_weights(maps, gradient, ctx.dilation)))
     return to_maps, to_weight, None
 
 

@@ -43,9 +43,7 @@ def _attempt(device: torch.device) -> None:
     logits = torch.zeros(1, 3, 1, 1, device=device, requires_grad=True)
     somewhere = torch.zeros(1, 1, 1, dtype=torch.uint8, device=device)
     for teacher in (None, logits.detach()[:, :2]):
-        with torch.enable_grad():
-            sums = pixel_losses(logits, somewhere, 2, teacher, somewhere, 1.0)
-            torch.autograd.grad(sums.sum(), logits)
+        torch.autograd.grad(pixel_losses(logits, somewhere, 2, teacher, somewhere).sum(), logits)
 
 
 def loss_sums(
@@ -54,56 +52,51 @@ def loss_sums(
     hidden: int,
     teacher: Tensor | None = None,
     keep: Tensor | None = None,
-    alpha: float = 1.0,
 ) -> Tensor:
     """(2,): Σ of losses.cross_entropy.unbiased_cross_entropy_sums, where background stands for `hidden` channels, and,
     with a teacher, Σ of losses.distillation.unbiased_distillation_sums."""
     labels = labels.contiguous()
     keep = labels if keep is None else keep.contiguous()  # nobody looks at it without a teacher
-    return cast(Tensor, pixel_losses(logits, labels, hidden, teacher, keep, alpha))
+    return cast(Tensor, pixel_losses(logits, labels, hidden, teacher, keep))
 
 
 @torch.library.custom_op("sdrseg::pixel_losses", mutates_args=())
-def pixel_losses(
-    logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor, alpha: float
-) -> Tensor:
+def pixel_losses(logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor) -> Tensor:
     """Of logits (B, K, H, W), labels, the teacher's logits (B, n_old, H, W) and the pixels (B, H, W) it is heard at."""
     from sdrseg.kernels.triton_pixels import launch
 
-    return launch(logits, labels, hidden, teacher, keep, alpha)
+    return launch(logits, labels, hidden, teacher, keep)
 
 
 @pixel_losses.register_fake
-def _(logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor, alpha: float) -> Tensor:
+def _(logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor) -> Tensor:
     return logits.new_empty(2)
 
 
 @torch.library.custom_op("sdrseg::pixel_losses_back", mutates_args=())
 def pixel_losses_back(
-    logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor, alpha: float, upstream: Tensor
+    logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor, upstream: Tensor
 ) -> Tensor:
     """The gradient of the logits, from that of the two sums."""
     from sdrseg.kernels.triton_pixels import launch
 
-    return launch(logits, labels, hidden, teacher, keep, alpha, upstream.contiguous())
+    return launch(logits, labels, hidden, teacher, keep, upstream.contiguous())
 
 
 @pixel_losses_back.register_fake
-def _(
-    logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor, alpha: float, upstream: Tensor
-) -> Tensor:
+def _(logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor, upstream: Tensor) -> Tensor:
     return torch.empty_like(logits)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    logits, labels, ctx.hidden, teacher, keep, ctx.alpha = inputs
+    logits, labels, ctx.hidden, teacher, keep = inputs
     ctx.save_for_backward(logits, labels, teacher, keep)
 
 
 def _back(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     logits, labels, teacher, keep = ctx.saved_tensors
-    made = pixel_losses_back(logits, labels, ctx.hidden, teacher, keep, ctx.alpha, upstream)
-    return cast(Tensor, made), None, None, None, None, None
+    made = pixel_losses_back(logits, labels, ctx.hidden, teacher, keep, upstream)
+    return cast(Tensor, made), None, None, None, None
 
 
 pixel_losses.register_autograd(_back, setup_context=_remember)

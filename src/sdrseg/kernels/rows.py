@@ -38,12 +38,11 @@ def _run(device: torch.device) -> bool:
     def attempt() -> None:
         for kind in (torch.float32, torch.bfloat16, torch.float16):
             features = torch.ones(1, 3, 2, 1, device=device, dtype=kind).contiguous(memory_format=torch.channels_last)
-            with torch.enable_grad():
-                features.requires_grad_()
-                sums = row_sums(features)
-                made = sums.square + sums.top + exponential_sums(features, torch.ones_like(sums.top))
-                member = torch.ones(1, 1, 2, device=device, dtype=torch.bool)
-                torch.autograd.grad(made.sum() + class_totals(features, member).sum(), features)
+            features.requires_grad_()
+            sums = row_sums(features)
+            made = sums.square + sums.top + exponential_sums(features, torch.ones_like(sums.top))
+            member = torch.ones(1, 1, 2, device=device, dtype=torch.bool)
+            torch.autograd.grad(made.sum() + class_totals(features, member).sum(), features)
 
     return runs("Sums over features", attempt)
 

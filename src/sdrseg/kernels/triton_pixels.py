@@ -52,7 +52,6 @@ def _losses(  # type: ignore[no-untyped-def]
     channels,
     n_old,
     hidden,
-    alpha,
     BACK: tl.constexpr,
     DISTIL: tl.constexpr,
     ROWS: tl.constexpr,
@@ -75,7 +74,7 @@ def _losses(  # type: ignore[no-untyped-def]
         kept_top, kept, _, _ = raised(kept_top, kept, z)
         if DISTIL:
             place_t, there = places(start_t, known, begin + lanes, n_old)
-            t = alpha * tl.load(teacher + place_t, mask=there, other=LOW)
+            t = tl.load(teacher + place_t, mask=there, other=LOW)
             t_top, t_total, before, e = raised(t_top, t_total, t)
             agreement = agreement * before + tl.where(there, e * z, 0.0)
     new_top, new = low, nothing
@@ -92,7 +91,7 @@ def _losses(  # type: ignore[no-untyped-def]
     if DISTIL:
         listened = known & (tl.load(keep + pixel, mask=known, other=0) != 0)
         t_top, t_total, agreement = over_lanes(t_top, t_total, agreement)
-        t0 = alpha * tl.load(teacher + start_t, mask=known, other=0.0)
+        t0 = tl.load(teacher + start_t, mask=known, other=0.0)
         highest = tl.maximum(t_top, t0)
         others = tl.exp(t_top - highest)
         t_total = t_total * others + tl.exp(t0 - highest)
@@ -121,7 +120,7 @@ def _losses(  # type: ignore[no-untyped-def]
             gradient = of_kept[:, None] * e - tl.where(is_own, up[:, None], 0.0)
             if DISTIL:
                 place_t, there = places(start_t, known, begin + lanes, n_old)
-                p = tl.exp(alpha * tl.load(teacher + place_t, mask=there, other=LOW) - highest[:, None])
+                p = tl.exp(tl.load(teacher + place_t, mask=there, other=LOW) - highest[:, None])
                 gradient -= of_t[:, None] * p
             tl.store(result + place, gradient, mask=there)
         for begin in range(n_old, channels, LANES):
@@ -150,7 +149,7 @@ WARPS = 4
 
 
 def share_out(channels: int) -> dict[str, int]:
-    """ROWS and LANES, as measured on an H200 (docs/performance.md): with few lanes neighbouring threads read what lies
+    """ROWS and LANES, the fastest of some on an H200: with few lanes neighbouring threads read what lies
     far apart in memory, with many they wait for each other."""
     if channels <= 32:
         return {"ROWS": 128, "LANES": 4}
@@ -163,7 +162,6 @@ def launch(
     hidden: int,
     teacher: Tensor | None,
     keep: Tensor,
-    alpha: float,
     upstream: Tensor | None = None,
 ) -> Tensor:
     """Both sums over all pixels or, where there is a gradient of them, that of the logits."""
@@ -185,7 +183,6 @@ def launch(
             channels,
             hidden if teacher is None else teacher.shape[1],
             hidden,
-            alpha,
             BACK=back,
             DISTIL=teacher is not None,
             **shares,

@@ -21,7 +21,7 @@ def _axis(place, low, high, size):  # type: ignore[no-untyped-def]
     ratio = (high - low).to(tl.float32) / size.to(tl.float32)
     centre = low + (place + 0.5) * ratio
     reach = tl.maximum(ratio, 1.0)
-    nearest = low + (2 * place + 1) * (high - low) // (2 * size)
+    nearest = low + (2 * place + 1) * (high - low).to(tl.int64) // (2 * size)
     first = tl.floor(centre - reach - 0.5).to(tl.int32)
     return centre, reach, first, tl.minimum(tl.maximum(nearest, low), high - 1)
 
@@ -44,7 +44,7 @@ def _views(  # type: ignore[no-untyped-def]
     image, y = tl.program_id(0) // height, tl.program_id(0) % height
     x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     about = numbers + image * 11
-    start, stride = tl.load(about), tl.load(about + 1).to(tl.int32)
+    start, stride = tl.load(about), tl.load(about + 1)
     top, bottom = tl.load(about + 2).to(tl.int32), tl.load(about + 3).to(tl.int32)
     rows, offset_y = tl.load(about + 4).to(tl.int32), tl.load(about + 5).to(tl.int32)
     left, right = tl.load(about + 6).to(tl.int32), tl.load(about + 7).to(tl.int32)

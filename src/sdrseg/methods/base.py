@@ -218,7 +218,7 @@ class Method:
             return self._mean("kd", cil_sums(z, t, batch.labels, keep, entropy_weight=kd.entropy_weight))
         if kd.kind == "binary":
             return self._mean("kd", binary_distillation_sums(z, t, keep))
-        sums = unbiased_distillation_sums if kd.kind == "unbiased" else distillation_sums
+        sums = distillation_sums if kd.kind == "standard" else unbiased_distillation_sums  # beside a binary CE
         return self._distillation_mean(sums(z, t, keep), t)
 
     def _distillation_mean(self, sums: Tensor, t: Tensor) -> Tensor:

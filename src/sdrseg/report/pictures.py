@@ -152,7 +152,7 @@ def load_images(run: RunRecord, source: Source, ids: Sequence[str]) -> list[Test
     return images
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def look(run: RunRecord, images: Sequence[TestImage]) -> Iterator[Seen]:
     """Show the images to the saved model of every finished step."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
