@@ -27,5 +27,5 @@ measure pipeline-compile pipeline.py voc:15-1@disjoint --data "$voc" --speed com
 measure step-resnet101-151-classes step.py --classes 101+50 --batch 4 16 --speed graph compile --methods ft sdr --repeat 20
 measure step-resnet50-batch16 step.py --encoder resnet50 --batch 16 --methods ft sdr
 measure growth-classes step.py --batch 8 --classes 2+1 51+10 101+50 --speed graph --methods ft sdr --repeat 10 --warm 5
-measure growth-batch step.py --batch 2 4 16 32 --speed graph --methods ft sdr --repeat 10 --warm 5
+measure growth-batch step.py --batch 2 4 8 16 24 32 --speed graph --methods ft sdr --repeat 10 --warm 5
 measure growth-size step.py --batch 8 --size 256 384 768 --speed graph --methods ft sdr --repeat 10 --warm 5

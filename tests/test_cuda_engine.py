@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,23 +51,32 @@ def test_an_interrupted_run_ends_the_same(finished, tmp_path, stop):
     assert content(tmp_path / "run") == content(finished)
 
 
+def learned(folder: Path, *words: str) -> torch.Tensor:
+    """All floating numbers of a step whose names have one of some words in them, one after the other."""
+    tensors = load_file(folder / "model.safetensors") | load_file(folder / "memory.safetensors")
+    chosen = [tensors[name] for name in sorted(tensors) if any(word in name for word in words)]
+    return torch.cat([tensor.flatten().double() for tensor in chosen if tensor.is_floating_point()])
+
+
 def test_two_processes_train_like_one(tmp_path):
     """Both on one GPU, with NCCL and synchronised batch norm, as on two machines with a GPU each.
 
-    At the rates of the other runs here, a relative change of 1e-7 in the first weights grows to 0.3 in the prototypes.
+    At small rates, where roundings stay small: all they may do is to turn over a ReLU, so that some gradients jump. A
+    mean of the processes' means, or statistics of their own, would change the weights by far more than is allowed here.
     """
-    settings, exact = ["run.precision=fp32", "optim.lr=0.002", "optim.lr_later=2e-4"], {"NVIDIA_TF32_OVERRIDE": "0"}
-    end_well([start(script(tmp_path / "one", settings), **exact)])
-    end_well(two_machines(tmp_path / "two", settings, **exact))
+    exact = {"NVIDIA_TF32_OVERRIDE": "0"}
+    rates = {"one": "1e-4", "still": "1e-15"}
+    settings = {n: ["run.precision=fp32", f"optim.lr={lr}", f"optim.lr_later={lr}"] for n, lr in rates.items()}
+    end_well([start(script(tmp_path / name, settings[name]), **exact) for name in rates])
+    end_well(two_machines(tmp_path / "two", settings["one"], **exact))
     log = (tmp_path / "two/log.jsonl").read_text()
     assert json.loads(log.splitlines()[0])["processes"] == 2
     for step in range(3):
-        one, two = (tmp_path / name / f"steps/{step}" for name in ("one", "two"))
-        far = {}
-        for file in ("model.safetensors", "memory.safetensors"):
-            ours, theirs = load_file(one / file), load_file(two / file)
-            assert ours.keys() == theirs.keys()
-            far |= {name: float((ours[name] - theirs[name]).abs().max()) for name in ours}
-        assert max(far.values()) < 1e-4, sorted(far.items(), key=lambda item: -item[1])[:5]
+        one, two, still = (tmp_path / name / f"steps/{step}" for name in ("one", "two", "still"))
+        weights, others, first = (learned(folder, "weight", "bias") for folder in (one, two, still))
+        assert float((weights - others).norm() / (weights - first).norm()) < 0.05
+        for word in ("running", "prototypes"):
+            ours, theirs = learned(one, word), learned(two, word)
+            assert float((ours - theirs).norm() / ours.norm()) < 1e-3
         pixels = [sum(map(sum, json.loads((run / "metrics.json").read_text())["confusion"])) for run in (one, two)]
         assert pixels[0] == pixels[1]

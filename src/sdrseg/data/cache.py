@@ -89,7 +89,7 @@ class PixelCache:
         return images, torch.stack([mask for _, mask in shown]), torch.stack([padding(view) for view in views])
 
     def show_together(self, ids: Sequence[str], views: Sequence[View]) -> tuple[Tensor, Tensor, Tensor]:
-        """The whole batch in a few large operations: the faster way on a GPU."""
+        """The whole batch in a few large operations: where there is a GPU but no kernel."""
         frames = self._gather(torch.tensor([self._row[id] for id in ids]).to(self.device, non_blocking=True))
         upright = [False] * len(views)
         vertical = _Axes([v.rows for v in views], upright, self._frame[0], self.device)

@@ -213,7 +213,7 @@ def _snapshot(method: Method, network: Network) -> Callable[[], None]:
 
 
 COMPILE_FROM = 20_000
-"""Iterations from which on compiling pays: it takes one to three minutes, and spares 5 milliseconds or more each."""
+"""Iterations from which on compiling pays: it takes one to three minutes, and spares 4 milliseconds or more each."""
 COMPILED = ("deeplabv3", "deeplabv3plus", "official")
 """Decoders that are compiled without being asked to: those whose upsampling keeps its precision then."""
 
