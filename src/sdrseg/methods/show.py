@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from sdrseg.config import load_config
 from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS, PRESETS, Method, find_method, method_layers, resolve_method
 from sdrseg.methods.studies import STUDIES
-from sdrseg.scenario.spec import ALIASES
+from sdrseg.scenario.spec import ALIASES, is_task
 from sdrseg.terminal import console, print_json, print_table
 
 
@@ -34,7 +33,7 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     built = _build(method, preset, task)
     weights = {"ce": 1.0} | {n: w for n, w in built.weights().items() if w > 0}
     values = [("preset " + preset, k, v) for k, v in PRESETS[preset].items()]
-    if task is not None and not (re.fullmatch(r"\d+-\d+[a-z]?|random-\d+|offline", task) or "/" in task or "," in task):
+    if task is not None and not is_task(task):
         raise UsageError(f"--task {task}: no such task. Tasks look like 15-1, offline, random-5 or cat,dog/bird.")
     values += [("method " + method.name, k, v) for k, v in method.values(preset, task).items()]
     if json:

@@ -39,6 +39,14 @@ GRAMMAR = re.compile(
 )
 
 
+TASKS = re.compile(r"\d+-\d+[a-z]?|random-\d+|offline|.*[/,].*", re.DOTALL)
+
+
+def is_task(text: str) -> bool:
+    """Whether it has the form of a task; whether its classes are there, only a data set knows."""
+    return TASKS.fullmatch(text) is not None
+
+
 @dataclass(frozen=True)
 class Spec:
     """A specification string, taken apart. `task` and `protocol` are None where only a data set was named."""
