@@ -19,8 +19,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sdrseg.config import load_config
 from sdrseg.data.batches import Batch, eval_batches, train_batches, workers
 from sdrseg.data.order import TrainOrder
@@ -33,7 +31,7 @@ from sdrseg.scenario import parse_spec
 from sdrseg.terminal import TrainingDisplay, print_json, print_table
 from step import Setting, Step
 
-from timing import device_name, versions
+from timing import device_name, kernel_times, versions
 
 
 class Synthetic:
@@ -54,14 +52,6 @@ def rate(step: Step, batches: Any, log_every: int) -> float:
     nothing: Any = lambda *_: None  # noqa: E731
     fit(step.fabric, step.compute, step.optimiser, batches, step.config, watch, nothing, nothing, nothing)
     return statistics.median(entry["images_per_second"] for entry in entries[3:])
-
-
-def kernel_ms(batches: Any, number: int = 20) -> float:
-    """Milliseconds of the GPU's kernels for making one batch, by themselves."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-        made = sum(1 for _ in itertools.islice(batches, number))
-        torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in seen.key_averages()) / 1000 / made
 
 
 def main() -> None:
@@ -109,7 +99,8 @@ def main() -> None:
     figures["passes"] = step.compute.how
     if figures["cache"].startswith("cuda"):
         again = train_batches(job.source, chosen.train_ids, chosen.train_table, limited, cache=cache)
-        figures["input_kernels_ms"] = kernel_ms(again)
+        made = iter(again)
+        figures["input_kernels_ms"] = sum(kernel_times(lambda _: next(made), min(20, len(again))).values())
 
     network = step.compute.student.module
     sizes = job.indexes[chosen.test_split].size_by_id

@@ -35,7 +35,7 @@ from sdrseg.methods import METHODS, StepInfo, method_layers
 from sdrseg.network import batch_norms, build_network
 from sdrseg.terminal import print_json, print_table
 
-from timing import device_name, versions
+from timing import device_name, kernel_times, versions
 
 WITHOUT_LATENT = [f"{name}=0" for name in ("pm.weight", "cl.attract", "cl.repel", "sp.weight")]
 ROWS: dict[str, tuple[str, list[str], int]] = {name: (name, [], 1) for name in METHODS}
@@ -156,18 +156,10 @@ KINDS = {  # in this order: what the name of a kernel has to contain
 
 def profile(step: Step, iterations: int = 5) -> dict[str, Any]:
     """Milliseconds of an iteration by kind of kernel, and those kernels that take longest."""
-    gpu = torch.cuda.is_available()
-    activity = torch.profiler.ProfilerActivity.CUDA if gpu else torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[activity]) as seen:
-        for number in range(iterations):
-            step.iterate(number)
-        if gpu:
-            torch.cuda.synchronize()
     kinds, kernels = dict.fromkeys(KINDS, 0.0), Counter[str]()
-    for event in seen.key_averages():
-        ms = (event.self_device_time_total if gpu else event.self_cpu_time_total) / 1000 / iterations
-        kinds[next(kind for kind, pattern in KINDS.items() if re.search(pattern, event.key, re.IGNORECASE))] += ms
-        kernels[event.key[:120]] += ms
+    for name, ms in kernel_times(step.iterate, iterations).items():
+        kinds[next(kind for kind, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE))] += ms
+        kernels[name[:120]] += ms
     return {"kinds": kinds, "longest": dict(kernels.most_common(25))}
 
 

@@ -60,6 +60,19 @@ def rounds(
     return seconds, results
 
 
+def kernel_times(once: Callable[[int], Any], iterations: int) -> dict[str, float]:
+    """Milliseconds an iteration by the name of the kernel; on a CPU, of the operation."""
+    gpu = torch.cuda.is_available()
+    activity = torch.profiler.ProfilerActivity.CUDA if gpu else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as seen:
+        for number in range(iterations):
+            once(number)
+        if gpu:
+            torch.cuda.synchronize()
+    took = {e.key: e.self_device_time_total if gpu else e.self_cpu_time_total for e in seen.key_averages()}
+    return {name: microseconds / 1000 / iterations for name, microseconds in took.items()}
+
+
 def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from interpreted import NEEDS_TRITON, interpret
+from sdrseg import kernels as kernels_module
 from sdrseg.config import load_config
 from sdrseg.data.batches import Batch
 from sdrseg.distributed import Everyone
@@ -236,7 +237,7 @@ def test_the_losses_over_pixels_equal_loops(tmp_path):
 COMPILED_SUMS = """
 import torch
 from unittest.mock import patch
-from sdrseg.kernels import pixels
+from sdrseg.kernels import pixels, triton_pixels
 from sdrseg.losses.unbiased import unbiased_sums
 
 torch.manual_seed(0)
@@ -254,25 +255,29 @@ def said(function):
     return value.detach(), torch.autograd.grad(value, z)[0]
 
 wanted = said(both)
-with patch.object(pixels, "fits", lambda *given: True):
+calls, launch = [], triton_pixels.launch
+counted = patch.object(triton_pixels, "launch", lambda *given: calls.append(len(given)) or launch(*given))
+with patch.object(pixels, "fits", lambda *given: True), counted:
     found = said(torch.compile(both, fullgraph=True, dynamic=False))
 torch.testing.assert_close(found, wanted)
+assert calls == [5, 6], calls  # forward, and back with a gradient
 """
 
 
 def test_compiled_code_knows_where_kernels_run(monkeypatch):
     """What was found before it was compiled; afterwards, too."""
     device = torch.device("cpu")
+    key = ("Losses over pixels", device)
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def asked(x):
         return x + 1 if pixels.found_to_run(x.device) else x
 
     for found in (None, True, False):
-        monkeypatch.setattr(pixels, "_runs", {} if found is None else {device: found})
+        monkeypatch.setattr(kernels_module, "_found", {} if found is None else {key: found})
         assert asked(torch.zeros(())) == bool(found)
-    monkeypatch.setattr(pixels, "_runs", {})
-    assert not pixels.found_to_run(device) and device in pixels._runs
+    monkeypatch.setattr(kernels_module, "_found", {})
+    assert not pixels.found_to_run(device) and key in kernels_module._found
 
 
 @NEEDS_TRITON

@@ -14,12 +14,23 @@ import torch
 
 from sdrseg.errors import first_line
 
+_found: dict[tuple[str, torch.device], bool] = {}
 
-def runs(what: str, attempt: Callable[[], object]) -> bool:
-    """Whether kernels run, seen by running them: Triton may be missing, or its compiler, or the GPU be too old."""
+
+def runs(what: str, device: torch.device, attempt: Callable[[torch.device], object]) -> bool:
+    """Whether kernels run on a device. Code that is being compiled cannot try: it knows what was found before."""
+    if (what, device) not in _found:
+        if torch.compiler.is_compiling():
+            return False
+        _found[what, device] = device.type == "cuda" and _succeeds(what, device, attempt)
+    return _found[what, device]
+
+
+def _succeeds(what: str, device: torch.device, attempt: Callable[[torch.device], object]) -> bool:
+    """Seen by running them: Triton may be missing, or its compiler, or the GPU be too old."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            attempt()
+            attempt(device)
         return True
     except ImportError:
         return False

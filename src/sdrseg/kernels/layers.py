@@ -10,7 +10,6 @@ scored, they have our kernel, too.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -93,19 +92,15 @@ def choose_kernels(network: nn.Module, device: torch.device) -> None:
     """Whether the depthwise convolutions of a network that was moved to this device use our kernel there."""
     for module in network.modules():
         if isinstance(module, DepthwiseConv2d):
-            module.fast = device.type == "cuda" and _kernel_runs(device)
+            module.fast = runs("Depthwise convolutions", device, _attempt)
 
 
-@cache
-def _kernel_runs(device: torch.device) -> bool:
-    def attempt() -> None:
-        for kind in (torch.float32, torch.bfloat16, torch.float16):
-            like: Any = {"device": device, "dtype": kind}
-            maps = torch.zeros(2, 16, 2, 2, **like)
-            depthwise(maps, torch.zeros(16, 1, 3, 3, **like), 2)
-            depthwise_weights(maps, maps, 2)
-
-    return runs("Depthwise convolutions", attempt)
+def _attempt(device: torch.device) -> None:
+    for kind in (torch.float32, torch.bfloat16, torch.float16):
+        like: Any = {"device": device, "dtype": kind}
+        maps = torch.zeros(2, 16, 2, 2, **like)
+        depthwise(maps, torch.zeros(16, 1, 3, 3, **like), 2)
+        depthwise_weights(maps, maps, 2)
 
 
 @torch.library.custom_op("sdrseg::depthwise", mutates_args=())

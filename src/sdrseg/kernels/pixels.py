@@ -27,16 +27,8 @@ def fits(logits: Tensor, hidden: int, teacher: Tensor | None = None) -> bool:
     return laid and found_to_run(logits.device)
 
 
-_runs: dict[torch.device, bool] = {}
-
-
 def found_to_run(device: torch.device) -> bool:
-    """Whether the kernels run there. Code that is being compiled cannot try: it knows what was found before."""
-    if device not in _runs:
-        if torch.compiler.is_compiling():
-            return False
-        _runs[device] = device.type == "cuda" and runs("Losses over pixels", lambda: _attempt(device))
-    return _runs[device]
+    return runs("Losses over pixels", device, _attempt)
 
 
 def _attempt(device: torch.device) -> None:

@@ -6,7 +6,6 @@ as they are, once for each kind of sum, and write each gradient once.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -30,21 +29,17 @@ def fits(features: Tensor) -> bool:
     if not features.is_cuda or torch.compiler.is_compiling():
         return False
     laid = features.is_contiguous(memory_format=torch.channels_last) and features.dtype != torch.float64
-    return laid and features.numel() > 0 and _run(features.device)
+    return laid and features.numel() > 0 and runs("Sums over features", features.device, _attempt)
 
 
-@cache
-def _run(device: torch.device) -> bool:
-    def attempt() -> None:
-        for kind in (torch.float32, torch.bfloat16, torch.float16):
-            features = torch.ones(1, 3, 2, 1, device=device, dtype=kind).contiguous(memory_format=torch.channels_last)
-            features.requires_grad_()
-            sums = row_sums(features)
-            made = sums.square + sums.top + exponential_sums(features, torch.ones_like(sums.top))
-            member = torch.ones(1, 1, 2, device=device, dtype=torch.bool)
-            torch.autograd.grad(made.sum() + class_totals(features, member).sum(), features)
-
-    return runs("Sums over features", attempt)
+def _attempt(device: torch.device) -> None:
+    for kind in (torch.float32, torch.bfloat16, torch.float16):
+        features = torch.ones(1, 3, 2, 1, device=device, dtype=kind).contiguous(memory_format=torch.channels_last)
+        features.requires_grad_()
+        sums = row_sums(features)
+        made = sums.square + sums.top + exponential_sums(features, torch.ones_like(sums.top))
+        member = torch.ones(1, 1, 2, device=device, dtype=torch.bool)
+        torch.autograd.grad(made.sum() + class_totals(features, member).sum(), features)
 
 
 def row_sums(features: Tensor) -> RowSums:

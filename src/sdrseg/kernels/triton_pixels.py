@@ -28,11 +28,11 @@ def _raise(top, total, z):  # type: ignore[no-untyped-def]
     return higher, total * before + e, before, e
 
 
-def _over_lanes(top, total, more):  # type: ignore[no-untyped-def]
-    """The same of all lanes together, and another sum that goes with total."""
+def _over_lanes(top, total):  # type: ignore[no-untyped-def]
+    """The same of all lanes together, and what each lane's sums have to be multiplied with for that."""
     highest = tl.max(top, 1)
     share = tl.exp(top - highest[:, None])
-    return highest, tl.sum(total * share, 1), tl.sum(more * share, 1)
+    return highest, tl.sum(total * share, 1), share
 
 
 def _together(top, total, other_top, other_total):  # type: ignore[no-untyped-def]
@@ -83,19 +83,19 @@ def _losses(  # type: ignore[no-untyped-def]
         new_top, new, _, _ = raised(new_top, new, tl.load(logits + place, mask=there, other=LOW))
 
     z0 = tl.load(logits + start, mask=known, other=0.0)
-    kept_top, kept, _ = over_lanes(kept_top, kept, nothing)
-    new_top, new, _ = over_lanes(new_top, new, nothing)
+    kept_top, kept, _ = over_lanes(kept_top, kept)
+    new_top, new, _ = over_lanes(new_top, new)
     old_top, old = together(z0, 1.0, kept_top, kept)
     top, total = together(old_top, old, new_top, new)
     hidden_top, behind = tl.where(hidden == 1, z0, old_top), tl.where(hidden == 1, 1.0, old)
     if DISTIL:
         listened = known & (tl.load(keep + pixel, mask=known, other=0) != 0)
-        t_top, t_total, agreement = over_lanes(t_top, t_total, agreement)
+        t_top, t_total, share = over_lanes(t_top, t_total)
         t0 = tl.load(teacher + start_t, mask=known, other=0.0)
         highest = tl.maximum(t_top, t0)
         others = tl.exp(t_top - highest)
         t_total = t_total * others + tl.exp(t0 - highest)
-        agreement, p0 = agreement * others / t_total, tl.exp(t0 - highest) / t_total
+        agreement, p0 = tl.sum(agreement * share, 1) * others / t_total, tl.exp(t0 - highest) / t_total
         maybe_top, maybe = together(z0, 1.0, new_top, new)  # what the teacher may have called background
     if BACK:
         up = tl.where(counted, tl.load(upstream), 0.0)
