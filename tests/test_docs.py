@@ -136,6 +136,18 @@ def test_what_was_measured_is_what_was_asked_for(monkeypatch):
     assert not [target for target in targets if not target.met]
 
 
+def test_the_readme_says_what_was_measured():
+    readme = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
+    for name, method in (("fine-tuning", "ft"), ("MiB (λ = 100)", "mib"), ("SDR", "sdr")):
+        score = json.loads((ROOT / f"results/voc-15-1-disjoint-{method}.json").read_text())["miou"]
+        assert f"| {name} | {' | '.join(f'{100 * score[kind]:.1f}' for kind in ('old', 'new', 'all'))} |" in readme
+    rows = json.loads((ROOT / "results/speed/step-resnet101-batch8.json").read_text())["rows"]
+    sdr, without = ({r["method"]: r for r in rows if r["speed"] == "compile"}[name] for name in ("sdr", "kd only"))
+    time = f"takes {sdr['ms']:.1f} ms, {sdr['images_per_second']:.0f} images/s, {sdr['time_ratio']:.2f} times"
+    assert time in readme
+    assert f"are {100 * (1 - without['ms'] / sdr['ms']):.1f} % of it" in readme
+
+
 def test_the_numbers_of_the_paper_add_up(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     script = importlib.import_module("results_tables")
