@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from sdrseg.config import load_config
 from sdrseg.distributed import Everyone
-from sdrseg.kernels import pixels
+from sdrseg.kernels import pixels, upsampling
 from sdrseg.kernels.layers import choose_kernels, use_fast_layers
+from sdrseg.kernels.upsampling import upsample
 from sdrseg.losses import prototypes
 from sdrseg.losses.cross_entropy import unbiased_cross_entropy_sums
 from sdrseg.losses.unbiased import unbiased_sums
@@ -82,7 +83,7 @@ def without_kernels(once: Callable[[], Any]) -> Callable[[], Any]:
 
     def plain() -> Any:
         with ExitStack() as stack:
-            for module in (pixels, latent, prototypes):
+            for module in (pixels, latent, prototypes, upsampling):
                 stack.enter_context(patch.object(module, "fits", never))
             return once()
 
@@ -137,6 +138,27 @@ def layers(images: int, size: int, device: torch.device) -> Iterator[tuple[str, 
         yield name, ways, (5 if back else 2) * maps.nbytes / BYTES_PER_MS
 
 
+def upsamplings(
+    images: int, size: int, classes: Sequence[int], device: torch.device
+) -> Iterator[tuple[str, Ways, float]]:
+    """Of the head's features, and of logits."""
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    cases = [("upsampling, 256 channels", 256, 16, True, kind)]
+    cases += [(f"upsampling, {n} classes", n, 4, False, torch.float32) for n in classes]
+    for name, channels, stride, align, to in cases:
+        maps = logits(images, channels, size // stride, device).to(kind).requires_grad_()
+        upstream = logits(images, channels, 4 * size // stride, device).to(to)
+
+        def once(maps: Tensor = maps, up: Tensor = upstream, align: bool = align, to: torch.dtype = to) -> Any:
+            said = upsample(maps, (up.shape[-2], up.shape[-1]), align_corners=align, kind=to)
+            return torch.autograd.grad(said, maps, up)
+
+        ways: Ways = {"without": without_kernels(once)}
+        if device.type == "cuda":
+            ways["ours"] = once
+        yield name, ways, 2 * (maps.nbytes + upstream.nbytes) / BYTES_PER_MS
+
+
 def recorded(once: Callable[[], Any]) -> Callable[[int], None]:
     """Many times at once; on a GPU as a graph."""
     if not torch.cuda.is_available():
@@ -182,6 +204,8 @@ def main() -> None:
         rows.append({"what": name, "batch": args.batch, "size": args.size, "least_ms": least, **took})
 
     for case in layers(args.batch, args.size, device):
+        measure(*case)
+    for case in upsamplings(args.batch, args.size, [old + new for old, new in args.classes], device):
         measure(*case)
     for old, new in args.classes:
         for case in losses(args.batch, args.size, old, new, device):

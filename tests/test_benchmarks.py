@@ -40,6 +40,6 @@ def test_tiny_losses_are_compared_with_loops():
 
 def test_tiny_kernels_and_sizes():
     rows = printed("kernels.py", "--size", "32", "--batch", "1", "--repeat", "1", "--classes", "3+1")["rows"]
-    assert len(rows) == 6 and all(row["without_ms"] > row["least_ms"] > 0 for row in rows)
+    assert len(rows) == 8 and all(row["without_ms"] > row["least_ms"] > 0 for row in rows)
     said = printed("sizes.py", "--encoder", "toy16", "--sizes", "2", "--batch", "1")
     assert "convolution, 3×3" in said["kinds"] and 0 < sum(said["kinds"].values()) <= said["new_ms"]

@@ -11,18 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runs import SPEC, TINY, Quiet, content, deterministic_algorithms, end_well, run, script, start, two_machines
+from runs import SPEC, TINY, Quiet, content, end_well, run, script, start, two_machines
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.run import train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def deterministic():
-    with deterministic_algorithms():
-        yield
 
 
 def test_a_run_is_replayed_and_says_so(finished):
@@ -32,6 +26,12 @@ def test_a_run_is_replayed_and_says_so(finished):
 
 def test_scoring_again_gives_exactly_the_same(finished):
     assert [step["same"] for step in score_again(finished)] == [True] * 3
+
+
+def test_a_run_again_ends_the_same(finished, tmp_path):
+    """Bit for bit, with torch as it is."""
+    run(tmp_path / "run")
+    assert content(tmp_path / "run") == content(finished)
 
 
 @pytest.mark.parametrize("stop", [(0, 2), (0, 8), (1, 1)])

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from sdrseg.config import load_config
 from sdrseg.data.batches import Batch
 from sdrseg.distributed import Everyone
 from sdrseg.kernels import layers as layers_module
-from sdrseg.kernels import pixels, rows
+from sdrseg.kernels import pixels, rows, upsampling
 from sdrseg.kernels.layers import BatchNorm2d, DepthwiseConv2d, choose_kernels, depthwise, use_fast_layers
 from sdrseg.losses import prototypes, unbiased
 from sdrseg.losses.cross_entropy import cross_entropy_sums, unbiased_cross_entropy_sums
@@ -100,10 +101,76 @@ def test_the_depthwise_kernel_equals_loops(tmp_path):
         np.testing.assert_allclose(np.load(f"{case}.weights.npy"), weights, atol=1e-4)
 
 
+def places(small: int, large: int, align: bool) -> np.ndarray:
+    """(large, small): how much each row or column of the large map takes of those of the small one."""
+    shares = np.zeros((large, small))
+    for i in range(large):
+        at = i * (small - 1) / (large - 1) if align else (i + 0.5) * small / large - 0.5
+        at = min(max(at, 0), small - 1)
+        below = int(at)
+        shares[i, below] += 1 - (at - below)
+        shares[i, min(below + 1, small - 1)] += at - below
+    return shares
+
+
+UPSAMPLED = """
+import sys
+import numpy as np, torch
+from unittest.mock import patch
+from sdrseg.kernels import upsampling
+
+seen = []
+with patch.object(upsampling, "fits", lambda *given: seen.append(given) or True):
+    for case in sys.argv[1:]:
+        given = np.load(case)
+        maps = torch.from_numpy(given["maps"]).permute(0, 3, 1, 2).requires_grad_()
+        gradient = torch.from_numpy(given["gradient"]).permute(0, 3, 1, 2)
+        said = upsampling.upsample(maps, tuple(gradient.shape[-2:]), align_corners=bool(given["align"]))
+        assert said.is_contiguous(memory_format=torch.channels_last)
+        (back,) = torch.autograd.grad(said, maps, gradient)
+        assert back.is_contiguous(memory_format=torch.channels_last)
+        np.savez(case + ".said.npz", said=said.detach().permute(0, 2, 3, 1), back=back.permute(0, 2, 3, 1))
+    assert len(seen) == 3 * len(sys.argv[1:])  # asked before, forward and back
+    half = maps.detach().half().requires_grad_()
+    assert upsampling.upsample(half, (8, 8)).dtype == torch.float32
+    assert upsampling.upsample(half, (8, 8), kind=torch.float16).dtype == torch.float16
+    (back,) = torch.autograd.grad(upsampling.upsample(half, (8, 8)).sum(), half)
+    assert back.dtype == torch.float16
+    assert abs(back.double().sum() / (8 * 8 * half[:, :, 0, 0].numel()) - 1) < 1e-3
+    # What a compiler is told about the operation is true, and so is its gradient.
+    torch.library.opcheck(upsampling.upsampled, (maps.detach().clone().requires_grad_(), 4, 6, False, torch.float32))
+    torch.library.opcheck(upsampling.upsampled_back, (gradient[:, :, :2, :3], 2, 2, False, torch.float16))
+"""
+
+
+@NEEDS_TRITON
+def test_upsampling_equals_sums_of_shares(tmp_path):
+    """Of sizes that come out even and others, as large as before, and sixteen times as large."""
+    draw, wanted = np.random.default_rng(0), {}
+    for small, large, channels, align in (
+        ((4, 5), (16, 20), 17, False),
+        ((4, 3), (8, 6), 90, True),
+        ((5, 3), (11, 3), 3, True),
+        ((2, 2), (32, 31), 3, False),
+        ((2, 3), (5, 33), 2, True),
+    ):
+        maps = draw.normal(size=(2, *small, channels)).astype(np.float32)
+        gradient = draw.normal(size=(2, *large, channels)).astype(np.float32)
+        case = tmp_path / f"{len(wanted)}.npz"
+        np.savez(case, maps=maps, gradient=gradient, align=align)
+        rows, columns = (places(a, b, align) for a, b in zip(small, large, strict=True))
+        said = np.einsum("yh,xw,bhwc->byxc", rows, columns, maps)
+        wanted[str(case)] = said, np.einsum("yh,xw,byxc->bhwc", rows, columns, gradient)
+    interpret(UPSAMPLED, *wanted)
+    for case, truth in wanted.items():
+        for found, value in zip(np.load(f"{case}.said.npz").values(), truth, strict=True):
+            np.testing.assert_allclose(found, value, atol=1e-4, rtol=1e-5)
+
+
 COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
-from sdrseg.kernels import triton_depthwise, triton_pixels, triton_rows, triton_views
+from sdrseg.kernels import triton_depthwise, triton_pixels, triton_rows, triton_upsampling, triton_views
 
 def compile(kernel, types, warps=4, **constants):
     names = dict(zip(kernel.arg_names, [*types, *["constexpr"] * len(constants)], strict=True))
@@ -122,6 +189,13 @@ for back in (False, True):
         for distil in (False, True):
             ptx = compile(triton_pixels.losses, types, triton_pixels.WARPS, BACK=back, DISTIL=distil, **shares)
             assert "fma.rn" in ptx
+for kind in ("*bf16", "*fp32", "*fp16"):
+    sizes = [*["i32"] * 5, *["fp32"] * 3]
+    part = {"SPAN_Y": 9, "SPAN_X": 10, "BLOCK": triton_upsampling.BLOCK_BACK}
+    for large in {kind, "*fp32"}:
+        compile(triton_upsampling.kernel, [kind, large, *sizes], triton_upsampling.WARPS, BLOCK=triton_upsampling.BLOCK)
+        types = [large, kind, *sizes, "fp32", "fp32"]
+        compile(triton_upsampling.kernel_back, types, triton_upsampling.WARPS_BACK, **part)
 types = ["*i32", "*i64", "*u8", "*u8", "*u8", *["i32"] * 5]
 compile(triton_views.views, types, VOID=255, BLOCK=triton_views.BLOCK)
 for kind in ("*bf16", "*fp32"):
@@ -493,13 +567,14 @@ def test_a_whole_network_learns_the_same_with_and_without(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     net = load_config("voc", None, ["net.encoder=resnet50"]).net
     found = []
-    for kernels in (False, True):
+    for kernels in (True, False):
         torch.manual_seed(0)
         network = build_network(net, 5).place_on(torch.device("cuda", 0))
         images = torch.randn(2, 3, 128, 128, device="cuda")
         network.train()(images)
         network.freeze_statistics()
         if not kernels:
+            monkeypatch.setattr(upsampling, "fits", lambda *given: False)
             for module in network.modules():
                 if isinstance(module, BatchNorm2d):
                     module.__class__ = nn.BatchNorm2d
@@ -508,8 +583,60 @@ def test_a_whole_network_learns_the_same_with_and_without(monkeypatch):
         said = network(images)
         torch.nn.functional.cross_entropy(said.logits, images.argmax(1)).backward()
         found.append((said.features, said.logits, torch.cat([p.grad.flatten() for p in network.parameters()])))
-    for without, fast in zip(*found, strict=True):
+    for fast, without in zip(*found, strict=True):
         close(fast, without.detach().double().cpu(), torch.float32)
+
+
+@GPU
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((2, 17, 32, 32), (128, 128)), ((2, 256, 8, 8), (32, 32)), ((1, 5, 7, 9), (100, 31)), ((1, 151, 5, 2), (5, 32))],
+)
+def test_upsampling_equals_float64(shape, size, kind, align):
+    torch.manual_seed(0)
+    maps, gradient = torch.randn(shape).to(kind), torch.randn(*shape[:2], *size)
+    wanted = maps.double().requires_grad_()
+    truth = F.interpolate(wanted, size=size, mode="bilinear", align_corners=align)
+    given = maps.cuda().requires_grad_()
+    assert upsampling.fits(given, shape[-2:], size)
+    said = upsampling.upsample(given, size, align_corners=align)
+    assert said.dtype == torch.float32 and said.is_contiguous(memory_format=torch.channels_last)
+    close(said.detach(), truth.detach(), torch.float32)
+    back = [torch.autograd.grad(said, given, gradient.cuda(), retain_graph=True)[0] for _ in range(5)]
+    assert all(torch.equal(back[0], other) for other in back)
+    close(back[0], torch.autograd.grad(truth, wanted, gradient.double(), retain_graph=True)[0], kind)
+    narrow = upsampling.upsample(given, size, align_corners=align, kind=kind)
+    assert narrow.dtype == kind
+    close(narrow.detach(), truth.detach(), kind)
+    close(
+        torch.autograd.grad(narrow, given, gradient.cuda().to(kind))[0],
+        torch.autograd.grad(truth, wanted, gradient.to(kind).double())[0],
+        kind,
+    )
+
+
+def test_what_upsampling_has_kernels_for(monkeypatch):
+    maps = torch.zeros(1, 3, 4, 4)
+    assert not upsampling.fits(maps, (4, 4), (16, 16))  # not on a GPU
+    monkeypatch.setattr(upsampling, "runs", lambda *given: True)
+
+    def asked(small, large, kind=torch.bfloat16, numbers=1):
+        given = SimpleNamespace(is_cuda=True, device=None, dtype=kind, numel=lambda: numbers)
+        return upsampling.fits(given, small, large)
+
+    assert asked((4, 5), (128, 5))
+    for small, large in (((1, 4), (4, 16)), ((4, 4), (3, 16)), ((4, 4), (16, 129))):
+        assert not asked(small, large)
+    assert not asked((4, 4), (16, 16), torch.float64)
+    assert not asked((4, 4), (16, 16), numbers=0)
+
+
+def test_the_gradient_of_the_gradient_of_upsampling():
+    """A method of somebody's own may ask for it."""
+    maps = torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda maps: upsampling.upsampled(maps, 7, 9, False, torch.float64), maps)
 
 
 @GPU

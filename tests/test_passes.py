@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sdrseg import network_parts
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.passes import CompiledPass, GraphPass, Pass, compiling_pays, make_pass, replayable
 from sdrseg.errors import UsageError
+from sdrseg.kernels.upsampling import upsample, upsampled
 from sdrseg.methods import METHODS, Method, StepInfo
 from sdrseg.network import Network, build_network, resize_canvas
 
@@ -231,16 +231,13 @@ def test_upsampling_as_one_operation_equals_interpolation(align: bool, size: tup
     maps = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
     other = maps.detach().clone().requires_grad_()
     weight = torch.randn(2, 3, *size, dtype=torch.float64)
-    one = network_parts._upsample(maps, *size, align)
+    one = upsampled(maps, *size, align, torch.float64)
     two = F.interpolate(other, size=size, mode="bilinear", align_corners=align)
     (one * weight).sum().backward()
     (two * weight).sum().backward()
     torch.testing.assert_close(one, two, rtol=0, atol=0)
     torch.testing.assert_close(maps.grad, other.grad, rtol=1e-12, atol=1e-12)
-    torch.library.opcheck(
-        network_parts._upsample.default if hasattr(network_parts._upsample, "default") else network_parts._upsample,
-        (maps, *size, align),
-    )
+    torch.library.opcheck(upsampled, (maps, *size, align, torch.float64))
 
 
 def test_a_compiler_sees_upsampling_as_one_operation_and_padding_as_padding() -> None:
@@ -252,7 +249,7 @@ def test_a_compiler_sees_upsampling_as_one_operation_and_padding_as_padding() ->
         return graph
 
     def prepare(maps: torch.Tensor) -> torch.Tensor:
-        return resize_canvas(network_parts.upsample(maps, (20, 20)), 19, 18)
+        return resize_canvas(upsample(maps, (20, 20)), 19, 18)
 
     maps = torch.randn(1, 3, 5, 5)
     made = torch.compile(prepare, backend=look, dynamic=False)(maps)

@@ -21,7 +21,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sdrseg.config.net import Net
 from sdrseg.errors import UsageError
 from sdrseg.kernels.layers import choose_kernels, use_fast_layers
-from sdrseg.network_parts import ReleasedHead, place_strides, refine_deeplab, upsample
+from sdrseg.kernels.upsampling import upsample
+from sdrseg.network_parts import ReleasedHead, place_strides, refine_deeplab
 from sdrseg.scenario.spec import nearest
 
 REFUSED = {"dpt": "its head is more than one convolution and it takes tokens beside the features"}

@@ -8,11 +8,11 @@ import segmentation_models_pytorch as smp
 import torch
 from segmentation_models_pytorch.encoders._base import EncoderMixin
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torchvision.models.resnet import Bottleneck, ResNet
 
 from sdrseg.config.net import Net
 from sdrseg.errors import UsageError
+from sdrseg.kernels.upsampling import upsample
 
 
 class ReleasedHead(nn.Module):
@@ -75,7 +75,7 @@ class Upsample(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         size = (maps.shape[-2] * self.factor, maps.shape[-1] * self.factor)
-        return upsample(maps, size, align_corners=True).to(maps.dtype)
+        return upsample(maps, size, align_corners=True, kind=maps.dtype)
 
 
 def refine_deeplab(decoder: Any) -> None:
@@ -84,56 +84,6 @@ def refine_deeplab(decoder: Any) -> None:
     aspp.convs[-1] = PooledBranch(*aspp.convs[-1])
     if hasattr(decoder, "up"):
         decoder.up = Upsample(int(decoder.up.scale_factor))
-
-
-def upsample(maps: Tensor, size: tuple[int, int], *, align_corners: bool = False) -> Tensor:
-    """Bilinear upsampling in float32 (or float64).
-
-    A compiler would take it apart into gathers, and its gradient into single additions; so there it is one operation
-    that is not looked into.
-    """
-    maps = maps if maps.dtype in (torch.float32, torch.float64) else maps.float()
-    if torch.compiler.is_dynamo_compiling():
-        return cast(Tensor, _upsample(maps, *size, align_corners))
-    return F.interpolate(maps, size=size, mode="bilinear", align_corners=align_corners)
-
-
-@torch.library.custom_op("sdrseg::upsample", mutates_args=())
-def _upsample(maps: Tensor, height: int, width: int, align_corners: bool) -> Tensor:
-    large = F.interpolate(maps, size=(height, width), mode="bilinear", align_corners=align_corners)
-    return large.contiguous(memory_format=torch.channels_last)
-
-
-@_upsample.register_fake
-def _(maps: Tensor, height: int, width: int, align_corners: bool) -> Tensor:
-    like = maps.new_empty(*maps.shape[:2], height, width)
-    return like.contiguous(memory_format=torch.channels_last)
-
-
-@torch.library.custom_op("sdrseg::upsample_backward", mutates_args=())
-def _upsample_backward(gradient: Tensor, height: int, width: int, align_corners: bool) -> Tensor:
-    size, small = list(gradient.shape[-2:]), [*gradient.shape[:2], height, width]
-    back = torch.ops.aten.upsample_bilinear2d_backward(
-        gradient.contiguous(memory_format=torch.channels_last), size, small, align_corners
-    )
-    return cast(Tensor, back).contiguous(memory_format=torch.channels_last)
-
-
-@_upsample_backward.register_fake
-def _(gradient: Tensor, height: int, width: int, align_corners: bool) -> Tensor:
-    like = gradient.new_empty(*gradient.shape[:2], height, width)
-    return like.contiguous(memory_format=torch.channels_last)
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.size, ctx.align_corners = inputs[0].shape[-2:], inputs[3]
-
-
-def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-    return cast(Tensor, _upsample_backward(gradient, *ctx.size, ctx.align_corners)), None, None, None
-
-
-_upsample.register_autograd(_back, setup_context=_remember)
 
 
 class ToyBody(nn.Module, EncoderMixin):  # type: ignore[misc]

@@ -28,6 +28,7 @@ def make_fabric(config: Config) -> Fabric:
 
     for part in ("fabric", "pytorch"):  # hints about things we have decided
         logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)
+    torch.backends.cudnn.deterministic = True  # the same again bit for bit, and no slower
     gpu = torch.cuda.is_available()
     accelerator = "cuda" if gpu else "mps" if torch.backends.mps.is_available() else "cpu"
     devices, nodes = _devices_and_nodes(torch.cuda.device_count() if gpu else 1)

@@ -1,8 +1,8 @@
 """Kernels for GPUs where libraries choose slow ones. Everything here has a plain version, which is used elsewhere.
 
-`layers.py`: two layers of the network; `pixels.py`: two losses over all pixels; `rows.py`: sums over the features;
-`views.py`: batches of a cache's images. The kernels themselves are in the files triton_*.py, which are imported only
-where Triton is there.
+`layers.py`: two layers of the network; `upsampling.py`: bilinear; `pixels.py`: two losses over all pixels; `rows.py`:
+sums over the features; `views.py`: batches of a cache's images. All add in a fixed order, so the same run gives the
+same bits. The kernels themselves are in the files triton_*.py, which are imported only where Triton is there.
 """
 
 from __future__ import annotations
