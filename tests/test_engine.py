@@ -416,8 +416,9 @@ def test_ctrl_c_saves_and_the_run_goes_on(finished, tmp_path):
                 os.kill(os.getpid(), signal.SIGINT)
 
     settings = [*TINY[:-1], "run.save_minutes=60"]
-    with pytest.raises(InterruptedRunError, match="the same command again"):
+    with pytest.raises(InterruptedRunError, match="the same command again") as stopped:
         train(SPEC, "sdr", folder, assignments=settings, bases=tmp_path / "bases", display=Impatient())
+    assert stopped.value.exit_code == 130
     assert json.loads((folder / "state/current.json").read_text())["iteration"] == 1
     run(folder)
     assert content(folder) == content(finished)
@@ -440,15 +441,18 @@ def test_sigterm_to_a_run_and_its_workers_saves_too(tmp_path):
     """As `timeout` and SLURM send it: the workers go on until the run has saved."""
     folder = tmp_path / "stopped"
     more = ["data.cache=off", "data.workers=2", "train.epochs=500", "run.save_minutes=60"]
-    program = script(folder, more)
-    child = start(program)
+    settings = [word for assignment in [*TINY, *more] for word in ("--set", assignment)]
+    words = ["train", SPEC, "--method", "sdr", "--out", folder, "--bases", tmp_path / "bases", *settings]
+    child = start("-m", "sdrseg", *words, stdout=subprocess.DEVNULL)
     for _ in range(2000):
         time.sleep(0.05)
         if (log := folder / "log.jsonl").exists() and '"iteration": 20,' in log.read_text():
             break
     os.killpg(child.pid, signal.SIGTERM)
     _, said = child.communicate(timeout=60)
-    assert b"InterruptedRunError: Stopped and saved" in said, said
+    assert child.returncode == 143 and said.endswith(b"\nStopped and saved. Give the same command again to go on.\n"), (
+        said
+    )
     assert json.loads((folder / "state/current.json").read_text())["iteration"] >= 20
     assert not (folder / "steps/0/meta.json").exists()
 

@@ -286,6 +286,13 @@ def test_without_the_data_the_rest_is_reported(report_runs, tmp_path):
     with pytest.raises(SdrsegError, match="nowhere: no such folder"):  # mistyped: a page that is there stays
         write_report([moved], tmp_path / "out.html", data=tmp_path / "nowhere")
     assert (tmp_path / "out.html").read_text() == before
+    write_report([report_runs["sdr"]], tmp_path / "out.html", images=1)
+    pictured = (tmp_path / "out.html").read_text()
+    with pytest.raises(SdrsegError, match="has pictures, and the new page would have none"):
+        write_report([moved], tmp_path / "out.html")
+    assert (tmp_path / "out.html").read_text() == pictured
+    write_report([moved], tmp_path / "out.html", overwrite=True)
+    assert len((tmp_path / "out.html").read_text()) < len(pictured)
 
 
 def test_other_data_than_the_runs_were_scored_on_are_not_shown(report_runs, tmp_path):

@@ -239,7 +239,7 @@ def import_base(
 
 
 def main() -> None:
-    """Run a verb. Exit codes: 0 done, 1 an error of ours, 2 wrong usage."""
+    """Run a verb. Exit codes: 0 done, 1 an error of ours, 2 wrong usage, 130 and 143 stopped and saved."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no failure

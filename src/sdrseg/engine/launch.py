@@ -78,9 +78,13 @@ def _half(accelerator: str) -> MixedPrecision:
 
 
 class InterruptedRunError(SdrsegError):
-    """The user stopped the run; everything is saved."""
+    """The user stopped the run by a signal; everything is saved. The exit code is what shells say of that signal."""
 
     prefix = ""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("Stopped and saved. Give the same command again to go on.")
+        self.exit_code = 128 + number
 
 
 class Interruption:
@@ -89,7 +93,7 @@ class Interruption:
     def __init__(self, everyone: Everyone) -> None:
         self.save: Callable[[], None] | None = None
         self._everyone = everyone
-        self._asked = False
+        self._asked = 0  # the number of the signal
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -107,15 +111,15 @@ class Interruption:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self._asked:
             raise KeyboardInterrupt
-        self._asked = True
+        self._asked = number
 
     def check(self, together: bool) -> None:
         """Called after every iteration; stop here if anyone was asked to. Several processes have to stop at the same
         iteration, so they ask each other, at those that are logged (`together`)."""
-        asked = self._asked
+        asked = self._asked > 0
         if self._everyone.world > 1:
             asked = together and self._everyone.any(asked)
         if asked:
             if self.save is not None:
                 self.save()
-            raise InterruptedRunError("Stopped and saved. Give the same command again to go on.")
+            raise InterruptedRunError(self._asked or signal.SIGTERM)  # in another process: ended with it

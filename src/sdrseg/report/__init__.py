@@ -50,6 +50,11 @@ def write_report(
         out = Path(re.sub(r"[^\w.-]+", "-", runs[0].identity["spec"])[:100] + ".html")
         check_may_write(out, overwrite)
     found = gather(runs, data, images)
+    if images and not found.rows and not overwrite and _has_pictures(out):
+        raise SdrsegError(
+            f"{out} has pictures, and the new page would have none, because the data set was not reached. Name its "
+            "folder with --data, choose another name with --out, or add --overwrite."
+        )
     page = render(runs, found)
     with atomic_writer(out) as file:
         file.write(page.encode("utf-8", "replace"))
@@ -74,6 +79,11 @@ def check_may_write(file: Path, overwrite: bool = False) -> None:
         raise SdrsegError(
             f"{file} exists and is no report of sdrseg. Choose another name with --out, or add --overwrite."
         )
+
+
+def _has_pictures(report: Path) -> bool:
+    """Whether there is a report with test images."""
+    return report.exists() and b".photo-0{" in report.read_bytes()
 
 
 def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathered:
