@@ -191,6 +191,8 @@ def test_mask_content_changes_with_the_label_map_alone(tmp_path: Path) -> None:
         (drawn(5, [[1, 1, 2, 2, 3, float("nan")]]), "broken annotation", ["id 5", "coordinates"]),
         (drawn(5, [[[1, 1], [2, 2], [3, 3], [4, 1], [5, 1], [6, 1]]]), "broken annotation", ["id 5", "coordinates"]),
         (drawn(5, [1, 1, 2, 2, 3, 3]), "broken annotation", ["id 5", "in place of a polygon"]),
+        (drawn(5, [[6, 0, 9, 0, 9, 3]]), "broken annotation", ["id 5", "wholly outside", "4 x 6"]),
+        (drawn(5, [[0, -1, 5, -1, 5, 0], [1, 4, 2, 5, 3, 6]]), "broken annotation", ["id 5", "wholly outside"]),
         (drawn(5, []), "broken annotation", ["id 5", "no segmentation"]),
         ({"id": 5, "image_id": 1, "category_id": 3}, "broken annotation", ["id 5", "no segmentation"]),
         (drawn(5, {"size": [4, 6], "counts": [20, 3]}), "broken annotation", ["id 5", "23 pixels", "4 x 6"]),
@@ -214,6 +216,11 @@ def test_a_broken_annotation_is_a_problem(tmp_path: Path, broken: Any, kind: str
     assert (problem.file, problem.kind) == (str(tmp_path / "annotations.json"), kind)
     assert [word for word in words if word not in problem.detail] == [], problem.detail
     assert source.mask("a").sum() == 6  # the sound annotation
+
+
+def test_a_polygon_outside_beside_one_inside_is_no_problem(tmp_path: Path) -> None:
+    source = with_one_image(tmp_path, drawn(5, [*SQUARE, [6, 0, 9, 0, 9, 3]]))
+    assert source.problems() == [] and source.mask("a").sum() == 6
 
 
 def test_broken_image_entries_are_problems(tmp_path: Path) -> None:

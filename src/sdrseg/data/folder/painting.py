@@ -27,8 +27,8 @@ class BrokenError(Exception):
 
 def drawing(segmentation: Any, size: tuple[int, int]) -> tuple[float, Any]:
     """The area of a segmentation, and the part of it that decides what is painted."""
+    height, width = size
     if isinstance(segmentation, dict):
-        height, width = size
         if segmentation.get("size") != [height, width]:
             raise BrokenError(f"run lengths of size {segmentation.get('size')!r} in an image of size {[height, width]}")
         counts = segmentation.get("counts")
@@ -38,10 +38,14 @@ def drawing(segmentation: Any, size: tuple[int, int]) -> tuple[float, Any]:
         return sum(runs[1::2]), {"counts": counts}
     if not isinstance(segmentation, list) or not segmentation:
         raise BrokenError("no segmentation (polygons or run lengths)")
-    return sum(_polygon_area(polygon) for polygon in segmentation), segmentation
+    polygons = [_corners(polygon) for polygon in segmentation]
+    if all((x.max() <= 0) | (y.max() <= 0) | (x.min() >= width) | (y.min() >= height) for x, y in polygons):
+        raise BrokenError(f"polygons wholly outside the image of {height} x {width}")
+    return sum(abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1))) / 2 for x, y in polygons), segmentation
 
 
-def _polygon_area(polygon: Any) -> float:
+def _corners(polygon: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The coordinates x and y of a polygon."""
     if not isinstance(polygon, list):
         raise BrokenError(f"{polygon!r} in place of a polygon [x, y, x, y, …]")
     if len(polygon) % 2 or len(polygon) < 6:
@@ -52,8 +56,7 @@ def _polygon_area(polygon: Any) -> float:
         numbers = np.array([np.nan])
     if numbers.ndim != 1 or not (abs(numbers) <= 10 * MAX_SIDE).all():
         raise BrokenError("a polygon with something else than numbers that can be pixel coordinates")
-    x, y = numbers[0::2], numbers[1::2]
-    return abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1))) / 2
+    return numbers[0::2], numbers[1::2]
 
 
 def run_lengths(counts: Any) -> list[int]:
