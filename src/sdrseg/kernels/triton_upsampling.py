@@ -126,59 +126,21 @@ def scale_of(small: int, large: int, align_corners: bool) -> Scale:
     return Scale(scale, 1 / scale, math.ceil(2 / scale) + 1)
 
 
-def launch(maps: Tensor, height: int, width: int, align_corners: bool, kind: torch.dtype) -> Tensor:
-    """Maps (B, C, h, w), channels last, to (B, C, height, width) of this kind."""
-    images, channels, h, w = maps.shape
-    like: Any = {"dtype": kind, "device": maps.device, "memory_format": torch.channels_last}
-    result = torch.empty((images, channels, height, width), **like)
-    down, right = scale_of(h, height, align_corners), scale_of(w, width, align_corners)
-    programs = (images * height, triton.cdiv(width * channels, BLOCK))
-    centre = 0.0 if align_corners else 0.5
-    with torch.cuda.device(maps.get_device()):  # not always the current one
-        kernel[programs](
-            maps,
-            result,
-            h,
-            w,
-            height,
-            width,
-            channels,
-            down.scale,
-            right.scale,
-            centre,
-            BLOCK=BLOCK,
-            num_warps=WARPS,
-            enable_fp_fusion=True,
-        )
-    return result
-
-
-def launch_back(gradient: Tensor, height: int, width: int, align_corners: bool, kind: torch.dtype) -> Tensor:
-    """The gradient of small maps (B, C, height, width) of this kind, from that of the large ones, channels last."""
-    images, channels, tall, wide = gradient.shape
-    like: Any = {"dtype": kind, "device": gradient.device, "memory_format": torch.channels_last}
-    result = torch.empty((images, channels, height, width), **like)
-    down, right = scale_of(height, tall, align_corners), scale_of(width, wide, align_corners)
-    programs = (images * height, triton.cdiv(width * channels, BLOCK_BACK))
-    centre = 0.0 if align_corners else 0.5
-    with torch.cuda.device(gradient.get_device()):
-        kernel_back[programs](
-            gradient,
-            result,
-            height,
-            width,
-            tall,
-            wide,
-            channels,
-            down.scale,
-            right.scale,
-            centre,
-            down.times,
-            right.times,
-            SPAN_Y=down.span,
-            SPAN_X=right.span,
-            BLOCK=BLOCK_BACK,
-            num_warps=WARPS_BACK,
-            enable_fp_fusion=True,
-        )
+def launch(given: Tensor, size: tuple[int, int], align_corners: bool, kind: torch.dtype, back: bool = False) -> Tensor:
+    """Maps of this size and kind from smaller ones or, on the way back, the gradient of the smaller ones from that of
+    the larger. What is given is channels last, and so is the result."""
+    images, channels = given.shape[:2]
+    like: Any = {"dtype": kind, "device": given.device, "memory_format": torch.channels_last}
+    result = torch.empty((images, channels, *size), **like)
+    other = (given.shape[-2], given.shape[-1])
+    small, large = (size, other) if back else (other, size)
+    down, right = (scale_of(a, b, align_corners) for a, b in zip(small, large, strict=True))
+    places = (*small, *large, channels, down.scale, right.scale, 0.0 if align_corners else 0.5)
+    programs = (images * size[0], triton.cdiv(size[1] * channels, BLOCK_BACK if back else BLOCK))
+    with torch.cuda.device(given.get_device()):  # not always the current one
+        if back:
+            spans: Any = {"SPAN_Y": down.span, "SPAN_X": right.span, "BLOCK": BLOCK_BACK, "num_warps": WARPS_BACK}
+            kernel_back[programs](given, result, *places, down.times, right.times, **spans, enable_fp_fusion=True)
+        else:
+            kernel[programs](given, result, *places, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=True)
     return result

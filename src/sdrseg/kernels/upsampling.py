@@ -49,12 +49,12 @@ def fits(given: Tensor, small: Sequence[int], large: Sequence[int]) -> bool:
 
 
 def _attempt(device: torch.device) -> None:
-    from sdrseg.kernels.triton_upsampling import launch, launch_back
+    from sdrseg.kernels.triton_upsampling import launch
 
     for kind in KINDS:
         maps = torch.zeros(1, 3, 2, 2, device=device, dtype=kind)
-        launch_back(launch(maps, 8, 8, False, torch.float32), 2, 2, False, kind)
-        launch_back(launch(maps, 8, 8, True, kind), 2, 2, True, kind)
+        for to, align_corners in ((torch.float32, False), (kind, True)):
+            launch(launch(maps, (8, 8), align_corners, to), (2, 2), align_corners, kind, back=True)
 
 
 @torch.library.custom_op("sdrseg::upsample", mutates_args=())
@@ -63,7 +63,7 @@ def upsampled(maps: Tensor, height: int, width: int, align_corners: bool, kind: 
     if fits(maps, maps.shape[-2:], (height, width)):
         from sdrseg.kernels.triton_upsampling import launch
 
-        return launch(maps.contiguous(memory_format=torch.channels_last), height, width, align_corners, kind)
+        return launch(maps.contiguous(memory_format=torch.channels_last), (height, width), align_corners, kind)
     return _plain(maps, height, width, align_corners).to(kind).contiguous(memory_format=torch.channels_last)
 
 
@@ -78,9 +78,9 @@ def upsampled_back(gradient: Tensor, height: int, width: int, align_corners: boo
     """The gradient of maps (B, C, height, width) of this kind, from that of the result."""
     gradient = gradient.contiguous(memory_format=torch.channels_last)
     if fits(gradient, (height, width), gradient.shape[-2:]):
-        from sdrseg.kernels.triton_upsampling import launch_back
+        from sdrseg.kernels.triton_upsampling import launch
 
-        return launch_back(gradient, height, width, align_corners, kind)
+        return launch(gradient, (height, width), align_corners, kind, back=True)
     wide = gradient if gradient.dtype in (torch.float32, torch.float64) else gradient.float()
     back = torch.ops.aten.upsample_bilinear2d_backward(
         wide, list(gradient.shape[-2:]), [*gradient.shape[:2], height, width], align_corners
