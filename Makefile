@@ -12,7 +12,7 @@ demo: $(VENV)/.ready
 	$(BIN)/sdrseg demo --out demo
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
