@@ -24,6 +24,13 @@ def _lies_at(place, scale, centre, length):  # type: ignore[no-untyped-def]
     return tl.minimum(tl.maximum(there, 0.0), (length - 1).to(tl.float32))
 
 
+def _part(width, channels, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The numbers of a program in its row, which of them there are, and their columns and channels."""
+    number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    column = number // channels
+    return number, number < width * channels, column, number - column * channels
+
+
 def _upsample(  # type: ignore[no-untyped-def]
     maps,
     result,
@@ -38,10 +45,7 @@ def _upsample(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
 ):
     image_row = tl.program_id(0)
-    number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    known = number < wide * channels
-    column = number // channels
-    channel = number - column * channels
+    number, known, column, channel = part(wide, channels, BLOCK)
     at_y = lies_at(image_row % tall, down, centre, height)
     at_x = lies_at(column, right, centre, width)
     row, left = at_y.to(tl.int32), at_x.to(tl.int32)
@@ -78,10 +82,7 @@ def _upsample_back(  # type: ignore[no-untyped-def]
 ):
     """`times`: 1 / scale. SPAN: how many rows and columns of the large map can lie less than one from a cell."""
     image_row = tl.program_id(0)
-    number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    known = number < width * channels
-    column = number // channels
-    channel = number - column * channels
+    number, known, column, channel = part(width, channels, BLOCK)
     row = (image_row % height).to(tl.float32)
     first_y = tl.floor((row - 1 + centre) * times_y - centre).to(tl.int32)
     first_x = tl.floor((column.to(tl.float32) - 1 + centre) * times_x - centre).to(tl.int32)
@@ -97,7 +98,7 @@ def _upsample_back(  # type: ignore[no-untyped-def]
                 share_x = 1 - tl.abs(lies_at(x, right, centre, width) - column.to(tl.float32))
                 taken = known & (x >= 0) & (x < wide) & (share_x > 0)
                 up = tl.load(line + x * channels + channel, mask=taken, other=0.0).to(tl.float32)
-                of_line += tl.where(taken, share_x * up, 0.0)
+                of_line += share_x * up
             total += share_y * of_line
     place = image_row.to(tl.int64) * width * channels + number
     tl.store(result + place, total.to(result.dtype.element_ty), mask=known)
@@ -105,6 +106,7 @@ def _upsample_back(  # type: ignore[no-untyped-def]
 
 SIZES = ["height", "width", "tall", "wide"]  # not a kernel for every size
 lies_at: Any = triton.jit(_lies_at)
+part: Any = triton.jit(_part)
 kernel: Any = triton.jit(_upsample, do_not_specialize=SIZES)
 kernel_back: Any = triton.jit(_upsample_back, do_not_specialize=SIZES)
 

@@ -36,8 +36,11 @@ def upsample(
 
 
 def _plain(maps: Tensor, height: int, width: int, align_corners: bool) -> Tensor:
-    maps = maps if maps.dtype in (torch.float32, torch.float64) else maps.float()
-    return F.interpolate(maps, size=(height, width), mode="bilinear", align_corners=align_corners)
+    return F.interpolate(_wide(maps), size=(height, width), mode="bilinear", align_corners=align_corners)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def fits(given: Tensor, small: Sequence[int], large: Sequence[int]) -> bool:
@@ -67,12 +70,6 @@ def upsampled(maps: Tensor, height: int, width: int, align_corners: bool, kind: 
     return _plain(maps, height, width, align_corners).to(kind).contiguous(memory_format=torch.channels_last)
 
 
-@upsampled.register_fake
-def _(maps: Tensor, height: int, width: int, align_corners: bool, kind: torch.dtype) -> Tensor:
-    like = maps.new_empty(*maps.shape[:2], height, width, dtype=kind)
-    return like.contiguous(memory_format=torch.channels_last)
-
-
 @torch.library.custom_op("sdrseg::upsample_back", mutates_args=())
 def upsampled_back(gradient: Tensor, height: int, width: int, align_corners: bool, kind: torch.dtype) -> Tensor:
     """The gradient of maps (B, C, height, width) of this kind, from that of the result."""
@@ -81,16 +78,16 @@ def upsampled_back(gradient: Tensor, height: int, width: int, align_corners: boo
         from sdrseg.kernels.triton_upsampling import launch
 
         return launch(gradient, (height, width), align_corners, kind, back=True)
-    wide = gradient if gradient.dtype in (torch.float32, torch.float64) else gradient.float()
     back = torch.ops.aten.upsample_bilinear2d_backward(
-        wide, list(gradient.shape[-2:]), [*gradient.shape[:2], height, width], align_corners
+        _wide(gradient), list(gradient.shape[-2:]), [*gradient.shape[:2], height, width], align_corners
     )
     return cast(Tensor, back).to(kind).contiguous(memory_format=torch.channels_last)
 
 
+@upsampled.register_fake
 @upsampled_back.register_fake
-def _(gradient: Tensor, height: int, width: int, align_corners: bool, kind: torch.dtype) -> Tensor:
-    like = gradient.new_empty(*gradient.shape[:2], height, width, dtype=kind)
+def _(given: Tensor, height: int, width: int, align_corners: bool, kind: torch.dtype) -> Tensor:
+    like = given.new_empty(*given.shape[:2], height, width, dtype=kind)
     return like.contiguous(memory_format=torch.channels_last)
 
 

@@ -52,8 +52,8 @@ def write_report(
     found = gather(runs, data, images)
     if images and not found.rows and not overwrite and _has_pictures(out):
         raise SdrsegError(
-            f"{out} has pictures, and the new page would have none, because the data set was not reached. Name its "
-            "folder with --data, choose another name with --out, or add --overwrite."
+            f"{out} has pictures, and the new page would have none. {found.notes[-1]} "
+            "Or choose another name with --out, or add --overwrite."
         )
     page = render(runs, found)
     with atomic_writer(out) as file:
