@@ -141,7 +141,7 @@ def layers(images: int, size: int, device: torch.device) -> Iterator[tuple[str, 
 def upsamplings(
     images: int, size: int, classes: Sequence[int], device: torch.device
 ) -> Iterator[tuple[str, Ways, float]]:
-    """Of the head's features, and of logits."""
+    """Of the decoder's features, and of logits."""
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     cases = [("upsampling, 256 channels", 256, 16, True, kind)]
     cases += [(f"upsampling, {n} classes", n, 4, False, torch.float32) for n in classes]

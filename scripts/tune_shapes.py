@@ -27,7 +27,7 @@ METHODS = ("mib", "sdr")
 
 def harmonic(method: str, rate: float, weight: float, out: Path) -> float:
     """Of old and new mIoU on held-out images; 0 where training diverges."""
-    settings = ["train.holdout=0.2", f"optim.lr_later={rate}", "optim.head_lr_factor_later=1", f"kd.weight={weight}"]
+    settings = ["train.holdout=0.2", f"optim.lr_later={rate}", "optim.decoder_lr_factor_later=1", f"kd.weight={weight}"]
     folder = out / f"{method}-{rate:g}-{weight:g}"
     if not (folder / "summary.json").exists() and not (folder / "diverged").exists():
         try:

@@ -1,4 +1,4 @@
-"""Two tiny steps of training for the tests of methods: generated images, the toy body, a fixed batch a step."""
+"""Two tiny steps of training for the tests of methods: generated images, the toy encoder, a fixed batch a step."""
 
 from __future__ import annotations
 

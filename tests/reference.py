@@ -342,7 +342,7 @@ def active(F: Array, y: Labels) -> float:
     return sum(counts) / max(len(counts), 1)
 
 
-# The released code, bugs included (4.1 to 4.5, 3.4)
+# The official code, bugs included (4.1 to 4.5, 3.4)
 
 
 def gathered(F: Array, y: Labels, c: int) -> list[float]:

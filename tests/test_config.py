@@ -198,6 +198,8 @@ def test_any_assignment_is_understood_or_refused(text):
 
 
 def test_statistics_of_a_random_start_move_faster():
-    assert load_config("voc").net.bn_momentum_body == 0.01
-    assert load_config("voc", None, ["net.weights=none"]).net.bn_momentum_body == 0.1
-    assert load_config("voc", None, ["net.weights=none", "net.bn_momentum_body=0.02"]).net.bn_momentum_body == 0.02
+    assert load_config("voc").net.bn_momentum_encoder == 0.01
+    assert load_config("voc", None, ["net.weights=none"]).net.bn_momentum_encoder == 0.1
+    assert (
+        load_config("voc", None, ["net.weights=none", "net.bn_momentum_encoder=0.02"]).net.bn_momentum_encoder == 0.02
+    )

@@ -135,7 +135,7 @@ def test_two_processes_equal_one(outcomes, label):
 
 @pytest.mark.parametrize(("name", "settings"), [("cil", ("kd.kind=cil_official",)), ("ewc", ())])
 def test_in_parts_the_other_terms_are_averaged(name, settings):
-    """CIL of the released code, and the penalty in the log."""
+    """CIL of the official code, and the penalty in the log."""
     stage = begin(name, "disjoint", dtype=torch.float64, lr=3e-4, settings=settings)
     stage.iterate(1)  # only now there is a penalty
     term = "kd" if name == "cil" else "penalty"

@@ -173,8 +173,8 @@ def test_a_damaged_folder_is_not_held_on_to(finished, tmp_path):
 
 def test_the_preset_and_its_learning_rates_are_said(tmp_path):
     said = Quiet()
-    train(SPEC, "ft", tmp_path / "run", assignments=[*TINY, "optim.head_lr_factor_later=5"], display=said)
-    assert "preset default, learning rate 0.02, then 0.02 (head 0.1)" in said.said
+    train(SPEC, "ft", tmp_path / "run", assignments=[*TINY, "optim.decoder_lr_factor_later=5"], display=said)
+    assert "preset default, learning rate 0.02, then 0.02 (decoder 0.1)" in said.said
 
 
 def test_intransigence_is_measured_against_an_offline_run(finished, tmp_path):

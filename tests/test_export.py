@@ -121,7 +121,7 @@ def test_a_network_that_cannot_be_exported_is_refused(trained, tmp_path, monkeyp
             return scales if scales[-1].shape[-1] > 11 else None
 
     real = load(trained, device="cpu")
-    real.network.head = Fixed()
+    real.network.decoder = Fixed()
     monkeypatch.setattr(export, "load", lambda *_: real)
     with pytest.raises(SdrsegError, match="toy16 with deeplabv3 cannot be exported for images of any size"):
         export_model(trained, tmp_path / "m.onnx")

@@ -918,7 +918,7 @@ def test_smallest_gap_needs_two_known_prototypes():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is wrong in the released code, each computed both ways
+# What is wrong in the official code, each computed both ways
 
 
 def _two_images(size: int = 4) -> tuple[Tensor, Tensor]:
@@ -984,7 +984,7 @@ def test_bug_b_only_background_changes_nothing_and_does_not_crash():
 
 @pytest.mark.parametrize("class_id", [1, 2])
 def test_bug_c_matches_the_mean_activation_of_all_channels(class_id):
-    """In the release a constant vector is closer to the "in-batch prototype" than the class's true mean is."""
+    """In the official code a constant vector is closer to the "in-batch prototype" than the class's true mean is."""
     F, y = _two_images(16)
     pseudo = torch.where(y == class_id, class_id, 0)
     true = in_batch(class_sums(F, y, 3), "pixel")[0][class_id]
@@ -1025,14 +1025,14 @@ def test_bug_e_adds_spurious_neighbours_above_25_classes(classes, spurious):
     y = torch.arange(classes).reshape(1, 1, classes)
     F = (torch.randn(1, 256, 1, classes, generator=g) + 3).abs()
     exact = slow.official_repulsion(F.double().numpy(), y.numpy())
-    released = official.repulsion(F, y).item()
+    measured = official.repulsion(F, y).item()
     every = torch.ones(classes, dtype=torch.bool)
     ours = repulsion(*in_batch(class_sums(F, y, classes), "pixel"), every, "pairs").item()
     assert ours == pytest.approx(exact, rel=1e-5)
     if spurious:
-        assert released > 2 * exact
+        assert measured > 2 * exact
     else:
-        assert released == pytest.approx(exact, rel=1e-5)
+        assert measured == pytest.approx(exact, rel=1e-5)
 
 
 def test_official_repulsion_of_one_class_is_zero():
@@ -1049,7 +1049,7 @@ def test_official_sparsity_is_zero_where_all_is_background_and_counts_void_as_a_
     assert mean(sparsity_sums(F, y, "class_max", class_maxima(F, y, 3).amax(0, keepdim=True))).item() != expected
 
 
-def test_cil_of_the_release_pushes_the_student_away_from_the_teacher():
+def test_cil_of_the_official_code_pushes_the_student_away_from_the_teacher():
     case = Case.random(0)
     case = replace(case, y=torch.zeros_like(case.y), keep=torch.ones_like(case.keep))
     padded = torch.cat([case.t, torch.full_like(case.z[:, case.n_old :], -30)], 1)

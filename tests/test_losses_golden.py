@@ -192,7 +192,7 @@ ROWS: dict[str, tuple[float, Callable[[], Tensor], Callable[[], float]]] = {
         lambda: official.sparsity(FEATURES, GRID),
         lambda: slow.official_sparsity(F_, GRID_),
     ),
-    "sparsity, release's lasso": (
+    "sparsity, lasso of the official code": (
         55.2534615385,
         lambda: official.lasso(FEATURES),
         lambda: slow.official_lasso(F_),

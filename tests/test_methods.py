@@ -26,7 +26,7 @@ from sdrseg.methods import (
     register_method,
 )
 from sdrseg.methods.base import From
-from sdrseg.methods.latent import require_released
+from sdrseg.methods.latent import require_official
 from sdrseg.network import build_network
 
 from methods_bench import CLASSES, N_NEW, N_OLD, Stage, begin, make_batch, make_config
@@ -258,9 +258,9 @@ def test_what_the_presets_set_for_all():
     ]
 
 
-def test_the_released_code_s_prototypes_are_scrambled_from_step_0_on():
+def test_the_official_code_s_prototypes_are_scrambled_from_step_0_on():
     """Bug A: what a class with pixels in two images leaves is not its mean."""
-    stage = begin("sdr", "disjoint", preset="official", settings=("net.bn_momentum_body=0.1",), base_iterations=1)
+    stage = begin("sdr", "disjoint", preset="official", settings=("net.bn_momentum_encoder=0.1",), base_iterations=1)
     right = begin("sdr", "disjoint", settings=("proto.average=pixel",), base_iterations=1)
     found, correct = (s.method.latent.prototypes["pixel"] for s in (stage, right))
     assert torch.equal(found.seen, correct.seen)
@@ -282,10 +282,10 @@ def test_the_released_code_s_prototypes_are_scrambled_from_step_0_on():
     assert torch.equal(method.latent.prototypes["pixel"].seen, count) and (count > 0).sum() > 2
 
 
-def test_the_sparsity_measures_of_the_released_code_differ():
+def test_the_sparsity_measures_of_the_official_code_differ():
     values = set()
     for kind in get_args(SparsityVariant):
-        stage = begin(f"sparsity-{kind}", "disjoint", preset="official", settings=("net.bn_momentum_body=0.1",))
+        stage = begin(f"sparsity-{kind}", "disjoint", preset="official", settings=("net.bn_momentum_encoder=0.1",))
         stage.iterate(1)
         values.add(stage.terms[0]["sp"])
     assert len(values) == 10
@@ -299,11 +299,11 @@ def test_the_sparsity_measures_of_the_released_code_differ():
         ((), 2, "those of one process, and there are 2"),
     ],
 )
-def test_what_the_released_code_cannot_do_is_refused(settings, processes, message):
+def test_what_the_official_code_cannot_do_is_refused(settings, processes, message):
     with pytest.raises(UsageError, match=message):
-        require_released(make_config("sdr", "official", *settings), processes)
-    require_released(make_config("sdr", "official"), 1)
-    require_released(make_config("sdr", "default", *settings), processes)
+        require_official(make_config("sdr", "official", *settings), processes)
+    require_official(make_config("sdr", "official"), 1)
+    require_official(make_config("sdr", "default", *settings), processes)
 
 
 def test_background_without_a_prototype_takes_part_if_asked_to():
@@ -327,7 +327,7 @@ def test_padding_is_distilled_if_asked_to():
     skip, include = (begin("ilt", "disjoint", settings=s, lr=3e-4) for s in ((), ("kd.padding=include",)))
     with torch.no_grad():  # where nothing has moved yet there is nothing to see
         for stage in (skip, include):
-            next(iter(stage.student.body_parameters())).mul_(1.5)
+            next(iter(stage.student.encoder_parameters())).mul_(1.5)
     a, b = skip.forward(), include.forward()
     assert a["ce"] == b["ce"] and a["kd"] != b["kd"] and a["enc"] != b["enc"]
 
@@ -340,7 +340,7 @@ def test_mib_has_the_authors_weight_on_15_1():
 @pytest.mark.parametrize("preset", ["paper", "official"])
 @pytest.mark.parametrize("protocol", ["sequential", "disjoint", "overlapped"])
 def test_sdr_runs_in_every_preset(preset, protocol):
-    stage = begin("sdr", protocol, preset=preset, settings=("net.bn_momentum_body=0.1",))
+    stage = begin("sdr", protocol, preset=preset, settings=("net.bn_momentum_encoder=0.1",))
     stage.iterate(3)
     assert all(torch.isfinite(p).all() for p in stage.student.parameters())
     assert set(stage.terms[0]) == TestSDR.terms

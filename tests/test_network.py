@@ -1,4 +1,4 @@
-"""The network: shapes, growth, batch norm, the released head, strides and dilations, and what cannot be built."""
+"""The network: shapes, growth, batch norm, the official decoder, strides and dilations, and what cannot be built."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sdrseg.network import (
     statistics_moved,
     statistics_warning,
 )
-from sdrseg.network_parts import ReleasedHead, sliding_mean
+from sdrseg.network_parts import OfficialDecoder, sliding_mean
 
 
 def toy(classes: int = 4, seed: int = 0, **settings: object) -> Network:
@@ -96,7 +96,7 @@ def test_any_size_is_padded_inside_and_cropped_back(size):
 def test_multiples_are_not_padded():
     seen = []
     network = toy()
-    network.body.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    network.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     x = images(2, 3, 48, 64)
     network(x)
     assert seen[0] is x
@@ -105,7 +105,7 @@ def test_multiples_are_not_padded():
 def test_cell_of_f_looks_at_the_pixel_where_it_begins():
     """With equal weights everywhere the receptive fields are symmetric: an impulse shows in the middle of its trace."""
     network = toy(output_stride=16).eval()
-    for module in network.body.modules():
+    for module in network.encoder.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.constant_(module.weight, 1 / module.weight[0].numel())
     x = torch.zeros(1, 3, 256, 320)
@@ -184,12 +184,12 @@ def test_frozen_statistics_stay_frozen_whoever_calls_train(decoder):
     wrapped = nn.ModuleList([copy.deepcopy(network)])  # as DDP, Fabric and torch.compile do: train() comes from above
     wrapped.train()
     network = wrapped[0]
-    assert network.training and network.head.training and not any(norm.training for norm in batch_norms(network))
+    assert network.training and network.decoder.training and not any(norm.training for norm in batch_norms(network))
     x = images(4, 3, 64, 64, seed=2)
     trained = network(x)
     assert same(before, statistics(network))
     trained.logits.square().sum().backward()
-    assert all(norm.weight.grad.abs().sum() > 0 for norm in batch_norms(network.body))
+    assert all(norm.weight.grad.abs().sum() > 0 for norm in batch_norms(network.encoder))
     assert torch.equal(trained.logits, network.eval()(x).logits)  # the running statistics were used
 
     network.unfreeze_statistics()
@@ -207,20 +207,20 @@ def test_frozen_statistics_survive_the_conversion_to_synchronised_batch_norm():
     assert isinstance(network, Network) and any(isinstance(m, nn.SyncBatchNorm) for m in network.modules())
     network.train()(images(4, 3, 32, 32, seed=2))  # a synchronised batch norm in training mode would refuse the CPU
     assert same(before, statistics(network))
-    assert {norm.momentum for norm in batch_norms(network.body)} == {0.01}
+    assert {norm.momentum for norm in batch_norms(network.encoder)} == {0.01}
 
 
-def test_momentum_of_body_and_head():
-    network = toy(bn_momentum_body=3e-4, bn_momentum_head=0.2)
-    assert {norm.momentum for norm in batch_norms(network.body)} == {3e-4}
-    assert {norm.momentum for norm in batch_norms(network.head)} == {0.2}
+def test_momentum_of_encoder_and_decoder():
+    network = toy(bn_momentum_encoder=3e-4, bn_momentum_decoder=0.2)
+    assert {norm.momentum for norm in batch_norms(network.encoder)} == {3e-4}
+    assert {norm.momentum for norm in batch_norms(network.decoder)} == {0.2}
 
 
 def test_how_far_statistics_move():
-    assert statistics_moved(3e-4, 1410) == pytest.approx(0.345, abs=1e-3)  # a step of VOC 15-1 in the released code
+    assert statistics_moved(3e-4, 1410) == pytest.approx(0.345, abs=1e-3)  # a step of VOC 15-1 in the official code
     assert statistics_moved(3e-4, 8040) == pytest.approx(0.910, abs=1e-3)
-    network = toy(bn_momentum_body=0.05, bn_momentum_head=0.1)
-    norm = next(batch_norms(network.body))
+    network = toy(bn_momentum_encoder=0.05, bn_momentum_decoder=0.1)
+    norm = next(batch_norms(network.encoder))
     norm.running_mean.fill_(1)
     for _ in range(6):
         norm(torch.zeros(2, 16, 3, 3))
@@ -229,28 +229,31 @@ def test_how_far_statistics_move():
 
 def test_warning_about_statistics_that_hardly_moved():
     assert statistics_warning(Net(), 1000) is None
-    text = statistics_warning(Net(bn_momentum_body=3e-4), 120)
+    text = statistics_warning(Net(bn_momentum_encoder=3e-4), 120)
     assert (
-        text is not None and "body" in text and "only 4 %" in text and "net.bn_momentum_body to at least 0.02 " in text
+        text is not None
+        and "encoder" in text
+        and "only 4 %" in text
+        and "net.bn_momentum_encoder to at least 0.02 " in text
     )
-    assert statistics_warning(Net(bn_momentum_body=0.02), 120) is None
-    text = statistics_warning(Net(bn_momentum_body=0.5), 10)
-    assert text is not None and "head" in text and "65 %" in text
+    assert statistics_warning(Net(bn_momentum_encoder=0.02), 120) is None
+    text = statistics_warning(Net(bn_momentum_encoder=0.5), 10)
+    assert text is not None and "decoder" in text and "65 %" in text
     assert statistics_warning(Net(), 0) is not None
 
 
 def test_parameter_groups_share_out_every_parameter():
     network = toy()
-    body, head = set(network.body_parameters()), set(network.head_parameters())
-    assert not body & head and body | head == set(network.parameters())
-    assert set(network.classifier.parameters()) < head
+    encoder, decoder = set(network.encoder_parameters()), set(network.decoder_parameters())
+    assert not encoder & decoder and encoder | decoder == set(network.parameters())
+    assert set(network.classifier.parameters()) < decoder
 
 
-# --- the released head ----------------------------------------------------------------------------------------------
+# --- the official decoder --------------------------------------------------------------------------------------------
 
 
-def released_head(f: torch.Tensor, w: dict[str, torch.Tensor], slope: float, train: bool) -> torch.Tensor:
-    """METHODS section 2, "Head", once more: from tensors, with its own batch norm and with pooling by windows."""
+def official_decoder(f: torch.Tensor, w: dict[str, torch.Tensor], slope: float, train: bool) -> torch.Tensor:
+    """METHODS section 2, "Decoder", once more: from tensors, with its own batch norm and with pooling by windows."""
 
     def norm(x, name):
         mean, var = w[f"{name}.running_mean"], w[f"{name}.running_var"]
@@ -278,17 +281,17 @@ def released_head(f: torch.Tensor, w: dict[str, torch.Tensor], slope: float, tra
 @pytest.mark.parametrize(("activation", "slope"), [("none", 1), ("relu", 0), ("leaky_relu", 0.01)])
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("size", [(5, 7), (33, 40)])
-def test_released_head(activation, slope, train, size):
+def test_official_decoder(activation, slope, train, size):
     torch.manual_seed(0)
-    head = ReleasedHead(6, activation, out=8).double().train(train)
-    for norm in batch_norms(head):
+    decoder = OfficialDecoder(6, activation, out=8).double().train(train)
+    for norm in batch_norms(decoder):
         for tensor in (norm.running_mean, norm.weight.data, norm.bias.data):
             tensor.uniform_(-1, 1)
         norm.running_var.uniform_(0.5, 2)
-    assert not any(isinstance(m, nn.Conv2d) and m.bias is not None for m in head.modules())
+    assert not any(isinstance(m, nn.Conv2d) and m.bias is not None for m in decoder.modules())
     f = images(3, 6, *size).double().relu()
-    weights = {name: tensor.clone() for name, tensor in head.state_dict().items()}
-    assert torch.allclose(head([f]), released_head(f, weights, slope, train), rtol=1e-10, atol=1e-12)
+    weights = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
+    assert torch.allclose(decoder([f]), official_decoder(f, weights, slope, train), rtol=1e-10, atol=1e-12)
 
 
 def test_sliding_mean():
@@ -307,28 +310,32 @@ def test_sliding_mean():
 def dilations(network: Network, layer: str) -> list[int]:
     return [
         module.dilation[0]
-        for block in getattr(network.body, layer)
+        for block in getattr(network.encoder, layer)
         for module in block.modules()
         if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3)
     ]
 
 
-def test_resnet101_is_the_body_of_the_paper():
+def test_resnet101_is_the_encoder_of_the_paper():
     network = build_network(Net(weights="none"), 21)
-    assert 42.4e6 < sum(p.numel() for p in network.body_parameters()) < 42.6e6
+    assert 42.4e6 < sum(p.numel() for p in network.encoder_parameters()) < 42.6e6
     assert (network.stride, network.feature_channels, network.features_nonnegative) == (16, 2048, True)
     assert dilations(network, "layer3") == [1] * 23 and dilations(network, "layer4") == [2, 2, 2]
-    assert [layer[0].conv2.stride[0] for layer in (network.body.layer2, network.body.layer3, network.body.layer4)] == [
+    assert [
+        layer[0].conv2.stride[0] for layer in (network.encoder.layer2, network.encoder.layer3, network.encoder.layer4)
+    ] == [
         2,
         2,
         1,
     ]
-    assert [layer[0].conv1.stride[0] for layer in (network.body.layer2, network.body.layer3, network.body.layer4)] == [
+    assert [
+        layer[0].conv1.stride[0] for layer in (network.encoder.layer2, network.encoder.layer3, network.encoder.layer4)
+    ] == [
         1,
         1,
         1,
     ]
-    rates = {m.dilation[0] for m in network.head.aspp.modules() if isinstance(m, nn.Conv2d)}
+    rates = {m.dilation[0] for m in network.decoder.aspp.modules() if isinstance(m, nn.Conv2d)}
     assert rates == {1, 6, 12, 18}
     assert not any(isinstance(m, nn.Dropout) and m.p > 0 for m in network.modules())
 
@@ -347,13 +354,13 @@ def test_dilations_as_in_torchvision(stride, replace, expected):
     network = build_network(net, 3).eval()
     assert network.stride == stride and dilations(network, "layer4") == expected
     theirs = as_torchvision(resnet50, replace).eval()
-    theirs.load_state_dict(network.body.state_dict())
+    theirs.load_state_dict(network.encoder.state_dict())
     x = images(1, 3, 64, 96)
     with torch.no_grad():
-        assert torch.equal(theirs(x)["layer4"], network.body(x)[-1])
+        assert torch.equal(theirs(x)["layer4"], network.encoder(x)[-1])
 
 
-def test_dilations_as_in_the_release():
+def test_dilations_as_in_the_official_code():
     network = build_network(Net("resnet50", "deeplabv3", output_stride=8, weights="none"), 3)
     assert dilations(network, "layer3") == [2] * 6 and dilations(network, "layer4") == [4, 4, 4]
     network = build_network(Net("resnet18", weights="none"), 3)
@@ -365,15 +372,15 @@ def test_dilations_as_in_the_release():
 @pytest.mark.parametrize(("output_stride", "last"), [(16, 1), (32, 2)])
 def test_stride_on_the_first_convolution(output_stride, last):
     net = Net("resnet50", "official", output_stride=output_stride, stride_on="conv1", weights="none")
-    body = build_network(net, 3).eval().body
-    first = [layer[0] for layer in (body.layer1, body.layer2, body.layer3, body.layer4)]
+    encoder = build_network(net, 3).eval().encoder
+    first = [layer[0] for layer in (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4)]
     assert [block.conv1.stride[0] for block in first] == [1, 2, 2, last]
     assert {block.conv2.stride[0] for block in first} == {1}
     assert [block.downsample[0].stride[0] for block in first] == [1, 2, 2, last]
     x = images(1, 64, 8, 8)
     x[..., 1::2, :] += 1  # a stride on the first 1×1 convolution never looks at odd rows and columns
     y = images(1, 64, 8, 8)
-    block = body.layer2[0]
+    block = encoder.layer2[0]
     block.conv1, block.downsample = nn.Conv2d(64, 128, 1, 2, bias=False), nn.Conv2d(64, 512, 1, 2, bias=False)
     with torch.no_grad():
         assert torch.equal(block(x), block(y))
@@ -403,7 +410,7 @@ def test_whether_features_can_be_negative(encoder, nonnegative):
         warnings.simplefilter("ignore", DeprecationWarning)  # smp's, about the names timm-…
         network = build_network(Net(encoder, weights="none"), 3)
     assert network.features_nonnegative == nonnegative
-    for norm in batch_norms(network.body):
+    for norm in batch_norms(network.encoder):
         norm.bias.data.normal_(std=3)
     assert (network.eval()(5 * images(1, 3, 64, 64)).features.min().item() >= 0) == nonnegative
 
@@ -484,7 +491,7 @@ def test_the_network_of_the_generated_data_learns_quickly():
     [
         (
             {"decoder": "dpt"},
-            "net.decoder=dpt: its head is more than one convolution.*deeplabv3plus.*upernet.*official",
+            "net.decoder=dpt: its decoder is more than one convolution.*deeplabv3plus.*upernet.*official",
         ),
         ({"decoder": "unett"}, "net.decoder=unett: no such decoder; did you mean 'unet'?"),
         ({"encoder": "resnet51"}, "net.encoder=resnet51: no such encoder; did you mean 'resnet5"),
@@ -509,5 +516,5 @@ def test_a_decoder_of_another_kind_is_refused(monkeypatch):
             self.segmentation_head = nn.Sequential(*self.segmentation_head)
 
     monkeypatch.setitem(smp.MODEL_ARCHITECTURES_MAPPING, "unet", Other)
-    with pytest.raises(UsageError, match=r"net\.decoder=unet: its head cannot grow\. Use one of "):
+    with pytest.raises(UsageError, match=r"net\.decoder=unet: its decoder cannot grow\. Use one of "):
         toy(decoder="unet")

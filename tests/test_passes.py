@@ -264,10 +264,10 @@ def test_the_pooled_branch_and_the_upsampling_of_deeplab_are_smps() -> None:
     theirs = smp.create_model("deeplabv3plus", "resnet18", encoder_weights=None, classes=CLASSES).eval()
     config = make_config("ft", "default", "net.encoder=resnet18", "net.decoder=deeplabv3plus", "net.output_stride=16")
     ours = build_network(config.net, CLASSES).eval()
-    assert [n for n, _ in ours.head.named_parameters()] == [n for n, _ in theirs.decoder.named_parameters()]
-    ours.head.load_state_dict(theirs.decoder.state_dict())
+    assert [n for n, _ in ours.decoder.named_parameters()] == [n for n, _ in theirs.decoder.named_parameters()]
+    ours.decoder.load_state_dict(theirs.decoder.state_dict())
     scales = [
         torch.randn(2, c, 64 // s, 64 // s)
         for c, s in zip(theirs.encoder.out_channels, (1, 2, 4, 8, 16, 16), strict=True)
     ]
-    torch.testing.assert_close(ours.head(scales), theirs.decoder(scales), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.decoder(scales), theirs.decoder(scales), rtol=1e-5, atol=1e-6)

@@ -52,8 +52,8 @@ def whole(source) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def body(whole) -> dict[str, torch.Tensor]:
-    return {name.removeprefix("body."): tensor for name, tensor in whole.items() if name.startswith("body.")}
+def encoder(whole) -> dict[str, torch.Tensor]:
+    return {name.removeprefix("encoder."): tensor for name, tensor in whole.items() if name.startswith("encoder.")}
 
 
 # --- what fits ------------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_none_says_so_and_changes_nothing():
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt"])
-def test_body_with_torchvision_names(tmp_path, suffix):
+def test_encoder_with_torchvision_names(tmp_path, suffix):
     net = Net("resnet18", weights="none")
     torch.manual_seed(3)
     theirs = resnet18(weights=None).state_dict()
@@ -79,24 +79,24 @@ def test_body_with_torchvision_names(tmp_path, suffix):
         torch.save(stored, file, _use_new_zipfile_serialization=suffix == "pt")  # the old format too
     network, untouched = fresh(net), fresh(net)
     assert load_weights(network, str(file), net) == (
-        f"Weights of the body from {file}; head and classifier start at random."
+        f"Weights of the encoder from {file}; decoder and classifier start at random."
     )
-    ours = network.body.state_dict()
+    ours = network.encoder.state_dict()
     assert ours.keys() == {n for n in theirs if not n.startswith("fc.")} and ours["conv1.weight"].dtype == torch.float32
     assert equal(ours, {**theirs, **stored})
-    assert equal(network.head.state_dict(), untouched.head.state_dict())
-    assert all(norm.momentum == 0.01 for norm in batch_norms(network.body))
+    assert equal(network.decoder.state_dict(), untouched.decoder.state_dict())
+    assert all(norm.momentum == 0.01 for norm in batch_norms(network.encoder))
 
 
-def test_body_of_timm(tmp_path):
+def test_encoder_of_timm(tmp_path):
     net = Net("tu-test_resnet", "fpn", weights="none")
     torch.manual_seed(3)
     theirs = timm.create_model("test_resnet").state_dict()
     assert any(name.startswith("fc.") for name in theirs)
-    save_file(theirs, tmp_path / "body.safetensors")
+    save_file(theirs, tmp_path / "encoder.safetensors")
     network = fresh(net)
-    load_weights(network, str(tmp_path / "body.safetensors"), net)
-    assert equal({n.removeprefix("model."): t for n, t in network.body.state_dict().items()}, theirs)
+    load_weights(network, str(tmp_path / "encoder.safetensors"), net)
+    assert equal({n.removeprefix("model."): t for n, t in network.encoder.state_dict().items()}, theirs)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_whole_network_through_nesting_and_prefixes(tmp_path, whole, wrap):
 
 
 def test_whole_network_with_the_names_of_smp(tmp_path, whole):
-    theirs = {"body.": "encoder.", "head.": "decoder.", "classifier.": "segmentation_head.0."}
+    theirs = {"encoder.": "encoder.", "decoder.": "decoder.", "classifier.": "segmentation_head.0."}
     named = {theirs[n.split(".")[0] + "."] + n.split(".", 1)[1]: t for n, t in whole.items()}
     options = {"encoder_weights": None, "classes": 4, "decoder_channels": 64, "decoder_atrous_rates": (6, 12, 18)}
     model = smp.DeepLabV3Plus("toy16", **options)
@@ -129,11 +129,11 @@ def test_whole_network_with_the_names_of_smp(tmp_path, whole):
     assert equal(network.state_dict(), whole)
 
 
-def test_body_alone_by_our_names(tmp_path, whole, body):
-    save_file({n: t for n, t in whole.items() if n.startswith("body.")}, tmp_path / "body.safetensors")
+def test_encoder_alone_by_our_names(tmp_path, whole, encoder):
+    save_file({n: t for n, t in whole.items() if n.startswith("encoder.")}, tmp_path / "encoder.safetensors")
     network = fresh()
-    load_weights(network, str(tmp_path / "body.safetensors"), TOY)
-    assert equal(network.body.state_dict(), body)
+    load_weights(network, str(tmp_path / "encoder.safetensors"), TOY)
+    assert equal(network.encoder.state_dict(), encoder)
 
 
 def test_whole_network_without_its_classifier(tmp_path, whole):
@@ -142,7 +142,7 @@ def test_whole_network_without_its_classifier(tmp_path, whole):
     message = load_weights(network, str(tmp_path / "net.safetensors"), TOY)
     assert message.endswith("which has no classifier: that starts at random.")
     assert equal(network.classifier.state_dict(), untouched.classifier.state_dict())
-    assert equal(network.head.state_dict(), {n[5:]: t for n, t in whole.items() if n.startswith("head.")})
+    assert equal(network.decoder.state_dict(), {n[8:]: t for n, t in whole.items() if n.startswith("decoder.")})
 
 
 # --- what does not --------------------------------------------------------------------------------------------------
@@ -155,28 +155,28 @@ def refused(network: Network, file: Path, said: str, net: Net = TOY) -> None:
     assert equal(network.state_dict(), before), "a file that does not fit changes nothing"
 
 
-def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path, body):
-    broken = dict(body)
+def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path, encoder):
+    broken = dict(encoder)
     for name in list(broken)[-6:]:
         del broken[name]
     broken |= {"extra.weight": torch.zeros(2), "stages.0.0.weight": torch.zeros(16, 4, 3, 3)}
-    save_file(broken, tmp_path / "body.safetensors")
+    save_file(broken, tmp_path / "encoder.safetensors")
     refused(
         fresh(),
-        tmp_path / "body.safetensors",
-        r"body\.safetensors: does not fit net\.encoder=toy16 with net\.decoder=deeplabv3plus\. Tensors: "
+        tmp_path / "encoder.safetensors",
+        r"encoder\.safetensors: does not fit net\.encoder=toy16 with net\.decoder=deeplabv3plus\. Tensors: "
         r"5 missing \(stages\.4\.3\.weight, stages\.4\.4\.weight, stages\.4\.4\.bias, …\); "
         r"1 unexpected \(extra\.weight\); 1 of another shape \(stages\.0\.0\.weight 16×4×3×3 instead of 16×3×3×3\)\. "
         r"Set these two .* or net\.weights=none",
     )
 
 
-def test_values_that_are_not_finite(tmp_path, body):
-    save_file({**body, "stages.0.1.running_var": torch.full((16,), torch.inf)}, tmp_path / "body.safetensors")
-    refused(fresh(), tmp_path / "body.safetensors", r"1 not finite \(stages\.0\.1\.running_var\)")
+def test_values_that_are_not_finite(tmp_path, encoder):
+    save_file({**encoder, "stages.0.1.running_var": torch.full((16,), torch.inf)}, tmp_path / "encoder.safetensors")
+    refused(fresh(), tmp_path / "encoder.safetensors", r"1 not finite \(stages\.0\.1\.running_var\)")
 
 
-def test_weights_of_another_body(tmp_path):
+def test_weights_of_another_encoder(tmp_path):
     save_file(resnet18(weights=None).state_dict(), tmp_path / "resnet18.safetensors")
     refused(
         fresh(), tmp_path / "resnet18.safetensors", r"50 missing \(stages\.0\.0\.weight.*120 unexpected \(bn1\.bias"
@@ -202,7 +202,7 @@ def test_placement_of_strides(tmp_path, stored, wrong, right):
     nets = {s: Net("resnet50", "official", stride_on=s, weights="none") for s in (wrong, right)}
     network = fresh(nets[wrong])
     file = tmp_path / "resnet50.safetensors"
-    save_file(network.body.state_dict(), file, metadata={"stride": stored})
+    save_file(network.encoder.state_dict(), file, metadata={"stride": stored})
     said = f"for a ResNet {stored}, which has its stride on {right}. Set net.stride_on={right}"
     refused(network, file, said, nets[wrong])
     load_weights(fresh(nets[right]), str(file), nets[right])
@@ -211,7 +211,7 @@ def test_placement_of_strides(tmp_path, stored, wrong, right):
 def test_placement_of_strides_means_nothing_without_bottlenecks(tmp_path):
     net = Net("resnet18", weights="none")
     network = fresh(net)
-    save_file(network.body.state_dict(), tmp_path / "resnet18.safetensors", metadata={"stride": "v1"})
+    save_file(network.encoder.state_dict(), tmp_path / "resnet18.safetensors", metadata={"stride": "v1"})
     load_weights(network, str(tmp_path / "resnet18.safetensors"), net)
 
 
@@ -265,7 +265,7 @@ def test_by_name(monkeypatch):
         torch.manual_seed(11)
         assert load_weights(network, "imagenet", net) == f"ImageNet weights of {encoder}."
         torch.manual_seed(11)
-        assert equal(network.body.state_dict(), real(encoder, depth=5, weights=None).state_dict())
+        assert equal(network.encoder.state_dict(), real(encoder, depth=5, weights=None).state_dict())
     assert asked == [("resnet18", "imagenet"), ("tu-test_resnet", True)]
     half = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
     monkeypatch.setattr(smp.encoders, "get_preprocessing_params", lambda name: half)
@@ -317,7 +317,7 @@ def test_real_resnet50_on_real_images(voc_folder):
         x = (x - norm.running_mean[:, None]) / (norm.running_var[:, None] + norm.eps).sqrt()
         spread.append((x.mean(1).abs().median().item(), x.std(1).median().item()))
 
-    for norm in batch_norms(network.body):
+    for norm in batch_norms(network.encoder):
         norm.register_forward_hook(look)
     with torch.no_grad():
         features = network(normalise(torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))).features

@@ -1,7 +1,7 @@
-"""The network: body E, head D and a classifier that grows with every step.
+"""The network: encoder E, decoder D and a classifier that grows with every step.
 
-Body and head come from segmentation_models_pytorch (smp), by name; only the head of the released code (`official`) and
-a small body for tests and generated data (`toy16`) are our own. What smp's heads upsample inside is upsampled with
+Encoder and decoder come from segmentation_models_pytorch (smp), by name; only the decoder of the official code
+(`official`) and a small encoder for tests and generated data (`toy16`) are our own. smp's decoders upsample with
 align_corners=True; the logits are upsampled here, with align_corners=False.
 """
 
@@ -22,10 +22,10 @@ from sdrseg.config.net import Net
 from sdrseg.errors import UsageError
 from sdrseg.kernels.layers import choose_kernels, use_fast_layers
 from sdrseg.kernels.upsampling import upsample
-from sdrseg.network_parts import ReleasedHead, place_strides, refine_deeplab
+from sdrseg.network_parts import OfficialDecoder, place_strides, refine_deeplab
 from sdrseg.scenario.spec import nearest
 
-REFUSED = {"dpt": "its head is more than one convolution and it takes tokens beside the features"}
+REFUSED = {"dpt": "its decoder is more than one convolution and it takes tokens beside the features"}
 DECODERS = (*sorted(set(smp.MODEL_ARCHITECTURES_MAPPING) - set(REFUSED)), "official")
 """What `net.decoder` can be."""
 
@@ -40,15 +40,15 @@ class Output(NamedTuple):
     logits: Tensor  # (B, K, H, W): `coarse`, upsampled and cropped to the images
     coarse: Tensor  # (B, K, h', w'): what the classifier says
     embedding: Tensor  # (B, D, h', w'): what it is given
-    features: Tensor  # (B, C, h, w): F, the last feature map of the body
+    features: Tensor  # (B, C, h, w): F, the last feature map of the encoder
 
 
 class Network(nn.Module):
-    """Body, head and classifier. `build_network` makes one."""
+    """Encoder, decoder and classifier. `build_network` makes one."""
 
-    def __init__(self, body: nn.Module, head: nn.Module, classifier: nn.Conv2d, multiple: int):
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, classifier: nn.Conv2d, multiple: int):
         super().__init__()
-        self.body, self.head, self.classifier = body, head, classifier
+        self.encoder, self.decoder, self.classifier = encoder, decoder, classifier
         self.multiple = multiple  # image sides are padded to a multiple of this
         self.statistics_frozen = False
         self.stride, self.feature_channels, self.features_nonnegative = self._look()
@@ -59,12 +59,12 @@ class Network(nn.Module):
         return self.classify(features, embedding, images.shape[-2], images.shape[-1])
 
     def trunk(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Body and head, which do not know how many classes there are: (features, embedding)."""
+        """Encoder and decoder, which do not know how many classes there are: (features, embedding)."""
         height, width = images.shape[-2:]
-        scales = self.body(
+        scales = self.encoder(
             resize_canvas(images, next_multiple(height, self.multiple), next_multiple(width, self.multiple))
         )
-        return scales[-1], self.head(scales)
+        return scales[-1], self.decoder(scales)
 
     def classify(self, features: Tensor, embedding: Tensor, height: int, width: int) -> Output:
         """What the classifier makes of it, for images of this size."""
@@ -104,12 +104,12 @@ class Network(nn.Module):
         choose_kernels(self, device)
         return self
 
-    def body_parameters(self) -> Iterator[nn.Parameter]:
-        return self.body.parameters()
+    def encoder_parameters(self) -> Iterator[nn.Parameter]:
+        return self.encoder.parameters()
 
-    def head_parameters(self) -> Iterator[nn.Parameter]:
+    def decoder_parameters(self) -> Iterator[nn.Parameter]:
         """Those of the decoder and of the classifier."""
-        yield from self.head.parameters()
+        yield from self.decoder.parameters()
         yield from self.classifier.parameters()
 
     # --- batch norm -----------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def statistics_moved(momentum: float, iterations: int) -> float:
 
 def statistics_warning(net: Net, iterations: int) -> str | None:
     """What to say when step 0 is too short for the momentum of batch norm; evaluation uses the running statistics."""
-    for part, momentum in (("body", net.bn_momentum_body), ("head", net.bn_momentum_head)):
+    for part, momentum in (("encoder", net.bn_momentum_encoder), ("decoder", net.bn_momentum_decoder)):
         if (moved := statistics_moved(momentum, iterations)) < 0.9:
             enough = 1 - 0.1 ** (1 / max(1, iterations))
             return (
@@ -206,17 +206,17 @@ def build_network(net: Net, classes: int) -> Network:
     if not net.encoder.startswith("tu-") and net.encoder not in known:
         raise UsageError(f"net.encoder={net.encoder}: no such encoder{nearest(net.encoder, known)}")
     try:
-        body, head, classifier = _parts(net, classes)
-        place_strides(body, net)
-        network = Network(body, head, classifier, body.output_stride * (8 if net.decoder == "pan" else 1))
+        encoder, decoder, classifier = _parts(net, classes)
+        place_strides(encoder, net)
+        network = Network(encoder, decoder, classifier, encoder.output_stride * (8 if net.decoder == "pan" else 1))
     except UsageError:
         raise
-    except Exception as error:  # anything: the messages and types of many bodies and decoders
+    except Exception as error:  # anything: the messages and types of many encoders and decoders
         raise UsageError(
             f"net.encoder={net.encoder} does not go with net.decoder={net.decoder} and "
             f"net.output_stride={net.output_stride}: {str(error) or type(error).__name__}"
         ) from error
-    for part, momentum in ((network.body, net.bn_momentum_body), (network.head, net.bn_momentum_head)):
+    for part, momentum in ((network.encoder, net.bn_momentum_encoder), (network.decoder, net.bn_momentum_decoder)):
         for norm in batch_norms(part):
             norm.momentum = momentum
     use_fast_layers(network)
@@ -224,23 +224,23 @@ def build_network(net: Net, classes: int) -> Network:
 
 
 def _parts(net: Net, classes: int) -> tuple[Any, nn.Module, nn.Conv2d]:
-    """Body, head and classifier."""
+    """Encoder, decoder and classifier."""
     stride = net.output_stride
     if net.decoder == "official":
-        body = smp.encoders.get_encoder(net.encoder, depth=5, weights=None, output_stride=stride)
-        head = ReleasedHead(body.out_channels[-1], net.head_activation)
-        return body, head, nn.Conv2d(256, classes, 1)
+        encoder = smp.encoders.get_encoder(net.encoder, depth=5, weights=None, output_stride=stride)
+        decoder = OfficialDecoder(encoder.out_channels[-1], net.decoder_activation)
+        return encoder, decoder, nn.Conv2d(256, classes, 1)
     options: dict[str, Any] = {}
     if net.decoder in ("deeplabv3", "deeplabv3plus"):
         options = {"encoder_output_stride": stride, "decoder_atrous_rates": (6, 12, 18), "decoder_aspp_dropout": 0.0}
         options["decoder_channels"] = 64 if net.encoder == "toy16" else 256
     elif net.decoder == "pan":
         options = {"encoder_output_stride": stride}
-    elif net.decoder == "pspnet":  # the whole body, dilated, as in its paper; smp's default stops after three stages
+    elif net.decoder == "pspnet":  # the whole encoder, dilated, as in its paper; smp's default stops after three stages
         options = {"encoder_depth": 5, "output_stride": stride}
     model = smp.create_model(net.decoder, net.encoder, encoder_weights=None, classes=classes, **options)
     if type(model.segmentation_head) is not SegmentationHead:
-        raise UsageError(f"net.decoder={net.decoder}: its head cannot grow. Use one of {', '.join(DECODERS)}.")
+        raise UsageError(f"net.decoder={net.decoder}: its decoder cannot grow. Use one of {', '.join(DECODERS)}.")
     if net.decoder in ("deeplabv3", "deeplabv3plus"):
         refine_deeplab(model.decoder)
     return model.encoder, model.decoder, model.segmentation_head[0]

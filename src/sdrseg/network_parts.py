@@ -1,4 +1,4 @@
-"""The parts of the network that are our own: the released head, a small body, and where ResNets stride and dilate."""
+"""Our own parts of the network: the official decoder, a small encoder, and where ResNets stride and dilate."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sdrseg.errors import UsageError
 from sdrseg.kernels.upsampling import upsample
 
 
-class ReleasedHead(nn.Module):
-    """The head of the released code: atrous convolutions side by side and a pooling branch that is added.
+class OfficialDecoder(nn.Module):
+    """The decoder of the official code: atrous convolutions side by side and a pooling branch that is added.
 
-    F (B, C, h, w) → (B, 256, h, w). No bias anywhere; the activation follows each batch norm (the release has none).
+    F (B, C, h, w) → (B, 256, h, w). No bias anywhere; the activation follows each batch norm (officially none).
     """
 
     def __init__(self, channels: int, activation: Literal["relu", "leaky_relu", "none"], out: int = 256):
@@ -87,7 +87,7 @@ def refine_deeplab(decoder: Any) -> None:
 
 
 class ToyBody(nn.Module, EncoderMixin):  # type: ignore[misc]
-    """A small body of our own for tests and generated data: 3×3 convolutions, batch norm, ReLU; ten layers."""
+    """A small encoder of our own for tests and generated data: 3×3 convolutions, batch norm, ReLU; ten layers."""
 
     def __init__(self, width: int, depth: int = 5, output_stride: int = 32):
         super().__init__()
@@ -114,31 +114,31 @@ class ToyBody(nn.Module, EncoderMixin):  # type: ignore[misc]
 smp.encoders.encoders["toy16"] = {"encoder": ToyBody, "pretrained_settings": {}, "params": {"width": 16}}
 
 
-def place_strides(body: Any, net: Net) -> None:
+def place_strides(encoder: Any, net: Net) -> None:
     """Stride on conv1 for ResNet-v1 weights, and the dilation of the first block of a dilated stage.
 
-    smp gives all convolutions of a dilated stage the same dilation, as the release does with ResNet-101. A 1×1
+    smp gives all convolutions of a dilated stage the same dilation, as the official code does with ResNet-101. A 1×1
     convolution has none to speak of; without one it is the plain product that libraries are fast at.
     """
-    for conv in body.modules():
+    for conv in encoder.modules():
         if isinstance(conv, nn.Conv2d) and conv.kernel_size == (1, 1):
             conv.dilation = (1, 1)
     if net.stride_on == "conv1":
-        if not has_bottlenecks(body):
+        if not has_bottlenecks(encoder):
             raise UsageError(f"net.stride_on=conv1 is for ResNets with bottleneck blocks, not for {net.encoder}.")
-        for stage in (body.layer2, body.layer3, body.layer4):
+        for stage in (encoder.layer2, encoder.layer3, encoder.layer4):
             stage[0].conv1.stride, stage[0].conv2.stride = stage[0].conv2.stride, (1, 1)
     if not net.dilate_first_block:
-        if not isinstance(body, ResNet):
+        if not isinstance(encoder, ResNet):
             raise UsageError(f"net.dilate_first_block=false is for torchvision's ResNets, not for {net.encoder}.")
-        for stage, stride in ((body.layer3, 16), (body.layer4, 32)):
-            if stride > body.output_stride:
-                before = max(1, stride // 2 // body.output_stride)
+        for stage, stride in ((encoder.layer3, 16), (encoder.layer4, 32)):
+            if stride > encoder.output_stride:
+                before = max(1, stride // 2 // encoder.output_stride)
                 for conv in stage[0].modules():
                     if isinstance(conv, nn.Conv2d) and conv.kernel_size == (3, 3):
                         conv.dilation = conv.padding = (before, before)
 
 
-def has_bottlenecks(body: nn.Module) -> bool:
-    """Whether a body is one of torchvision's ResNets from ResNet-50 up, whose stride can sit in two places."""
-    return isinstance(body, ResNet) and isinstance(body.layer1[0], Bottleneck)
+def has_bottlenecks(encoder: nn.Module) -> bool:
+    """Whether an encoder is one of torchvision's ResNets from ResNet-50 up, whose stride can sit in two places."""
+    return isinstance(encoder, ResNet) and isinstance(encoder.layer1[0], Bottleneck)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ NESTED = ("state_dict", "model_state_dict", "model_state", "model")
 PREFIXES = ("module.", "_orig_mod.", "model.")
 """What training scripts wrap around the tensors of a network, and put before their names."""
 
-SMP_NAMES = {"encoder.": "body.", "decoder.": "head.", "segmentation_head.0.": "classifier."}
-"""The names of a model of segmentation_models_pytorch, and ours."""
+SMP_CLASSIFIER = r"^segmentation_head\.0\."
+"""What segmentation_models_pytorch calls the classifier; encoder and decoder have our names."""
 
 IMAGE_CLASSIFIERS = ("fc.", "classifier.", "head.fc.")
-"""The last layer of a network for ImageNet's classes, which a body does not have."""
+"""The last layer of a network for ImageNet's classes, which an encoder does not have."""
 
 STRIDES = {"v1": "conv1", "v1.5": "conv2"}
 """What a safetensors file may say of itself under "stride", and the net.stride_on that belongs to it."""
@@ -52,14 +53,14 @@ def _by_name(network: Network, net: Net) -> str:
     if not timm and "imagenet" not in smp.encoders.encoders[net.encoder]["pretrained_settings"]:
         raise UsageError(f"net.weights=imagenet: there are none for net.encoder={net.encoder}. {INSTEAD}")
     try:
-        body = smp.encoders.get_encoder(net.encoder, depth=5, weights=True if timm else "imagenet")
+        encoder = smp.encoders.get_encoder(net.encoder, depth=5, weights=True if timm else "imagenet")
         expects = smp.encoders.get_preprocessing_params(net.encoder)
     except Exception as error:  # whatever a download can end in
         raise SdrsegError(
             f"net.weights=imagenet: the weights of {net.encoder} cannot be had "
             f"({type(error).__name__}: {_first_line(error)}). {INSTEAD}"
         ) from error
-    _fill(network.body, body.state_dict(), f"ImageNet weights of {net.encoder}", net)
+    _fill(network.encoder, encoder.state_dict(), f"ImageNet weights of {net.encoder}", net)
     message = f"ImageNet weights of {net.encoder}."
     if (tuple(expects["mean"]), tuple(expects["std"])) != (tuple(MEAN), tuple(STD)):
         message += (
@@ -71,24 +72,24 @@ def _by_name(network: Network, net: Net) -> str:
 def _from_file(network: Network, file: Path, net: Net) -> str:
     tensors, facts = read_tensors(file)
     placed = STRIDES.get(facts.get("stride", ""))
-    if placed not in (None, net.stride_on) and has_bottlenecks(network.body):
+    if placed not in (None, net.stride_on) and has_bottlenecks(network.encoder):
         raise SdrsegError(
             f"{file}: for a ResNet {facts['stride']}, which has its stride on {placed}. Set net.stride_on={placed}."
         )
     parts = {name.split(".")[0] for name in tensors}
-    if "body" in parts and parts <= {"body", "head", "classifier"}:
-        if "head" in parts:
+    if "encoder" in parts and parts <= {"encoder", "decoder", "classifier"}:
+        if "decoder" in parts:
             return _fill_whole(network, tensors, file, net)
-        tensors = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
-    wanted = network.body.state_dict()
-    inner = "model." if all(name.startswith("model.") for name in wanted) else ""  # where smp wraps a body of timm
+        tensors = {name.removeprefix("encoder."): t for name, t in tensors.items() if name.startswith("encoder.")}
+    wanted = network.encoder.state_dict()
+    inner = "model." if all(name.startswith("model.") for name in wanted) else ""  # where smp wraps an encoder of timm
     tensors = {
         inner + name: tensor
         for name, tensor in tensors.items()
         if inner + name in wanted or not name.startswith(IMAGE_CLASSIFIERS)
     }
-    _fill(network.body, tensors, str(file), net)
-    return f"Weights of the body from {file}; head and classifier start at random."
+    _fill(network.encoder, tensors, str(file), net)
+    return f"Weights of the encoder from {file}; decoder and classifier start at random."
 
 
 def _fill_whole(network: Network, tensors: Mapping[str, Tensor], file: Path, net: Net) -> str:
@@ -96,7 +97,7 @@ def _fill_whole(network: Network, tensors: Mapping[str, Tensor], file: Path, net
     if all(not name.startswith("classifier.") for name in tensors):
         start = {f"classifier.{name}": tensor for name, tensor in network.classifier.state_dict().items()}
         _fill(network, {**tensors, **start}, str(file), net)
-        return f"Weights of body and head from {file}, which has no classifier: that starts at random."
+        return f"Weights of encoder and decoder from {file}, which has no classifier: that starts at random."
     weight = tensors.get("classifier.weight")
     if weight is not None and weight.ndim == 4 and len(weight) != network.classes:
         raise SdrsegError(
@@ -166,10 +167,7 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     plain = dict(tensors)
     while plain and (found := [p for p in PREFIXES if all(name.startswith(p) for name in plain)]):
         plain = {name.removeprefix(found[0]): tensor for name, tensor in plain.items()}
-    if plain and all(name.startswith(tuple(SMP_NAMES)) for name in plain):
-        for smp_name, ours in SMP_NAMES.items():
-            plain = {ours + n.removeprefix(smp_name) if n.startswith(smp_name) else n: t for n, t in plain.items()}
-    return plain
+    return {re.sub(SMP_CLASSIFIER, "classifier.", name): tensor for name, tensor in plain.items()}
 
 
 def _shape(tensor: Tensor) -> str:

@@ -81,8 +81,8 @@ BY_DATA_SET: dict[str, dict[str, dict[str, Any]]] = {
         "data": {"crop": 64},
         "eval": {"transform": "full_image", "batch_size": 50},
         "train": {"batch_size": 16, "epochs": 10},
-        "net": {"encoder": "toy16", "output_stride": 8, "weights": "none", "bn_momentum_body": 0.1},
-        "optim": {"lr": 0.05, "lr_later": 0.02, "head_lr_factor": 1.0, "head_lr_factor_later": 1.0},
+        "net": {"encoder": "toy16", "output_stride": 8, "weights": "none", "bn_momentum_encoder": 0.1},
+        "optim": {"lr": 0.05, "lr_later": 0.02, "decoder_lr_factor": 1.0, "decoder_lr_factor_later": 1.0},
     },
 }
 """What differs from the defaults (those of VOC) for each data set."""
@@ -109,7 +109,7 @@ def load_config(
             values.setdefault(section, {}).update(keys)
     net = values.get("net", {})
     if net.get("weights") == "none":  # statistics that start from nothing have to move
-        net.setdefault("bn_momentum_body", 0.1)
+        net.setdefault("bn_momentum_encoder", 0.1)
     return config_from(values, data_set)
 
 

@@ -14,8 +14,8 @@ class Optim:
 
     lr: float = setting(1e-3, "learning rate of step 0", 0)
     lr_later: float = setting(1e-4, "learning rate of the later steps", 0)
-    head_lr_factor: float = setting(10.0, "the head (decoder, classifier) learns so many times faster in step 0", 0)
-    head_lr_factor_later: float = setting(10.0, "and in the later steps", 0)
+    decoder_lr_factor: float = setting(10.0, "learning-rate multiplier of decoder and classifier in step 0", 0)
+    decoder_lr_factor_later: float = setting(10.0, "that multiplier in later steps", 0)
     momentum: float = setting(0.9, "of SGD", 0, 1)
     nesterov: bool = setting(True, "Nesterov momentum")
     weight_decay: float = setting(1e-4, "on every parameter", 0)

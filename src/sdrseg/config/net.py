@@ -10,25 +10,26 @@ from sdrseg.config.sections import setting
 
 @dataclass(frozen=True)
 class Net:
-    """Body (encoder), head (decoder) and growing classifier."""
+    """Encoder, decoder and a classifier that grows."""
 
-    encoder: str = setting("resnet101", "body: any encoder of segmentation_models_pytorch, tu-NAME of timm, or toy16")
+    encoder: str = setting("resnet101", "any encoder of segmentation_models_pytorch, tu-NAME of timm, or toy16")
     decoder: str = setting(
-        "deeplabv3plus", "head: any architecture of segmentation_models_pytorch, or official (the released head)"
+        "deeplabv3plus",
+        "any architecture of segmentation_models_pytorch, or official (the official code's)",
     )
     output_stride: int = setting(
         16,
         "pixels per cell of the features: 8, 16 or 32, with deeplabv3, deeplabv3plus, pan, pspnet and official; the "
-        "other decoders use every scale of the body, down to 32",
+        "other decoders use every scale of the encoder, down to 32",
         8,
         32,
     )
-    head_activation: Literal["relu", "leaky_relu", "none"] = setting(
-        "relu", "after each batch norm of decoder = official; the released code has none"
+    decoder_activation: Literal["relu", "leaky_relu", "none"] = setting(
+        "relu", "after each batch norm of decoder = official; the official code has none"
     )
     dilate_first_block: bool = setting(
         True,
-        "ResNets: a stage that dilates in place of its stride does so from its first block on (the released code), or "
+        "ResNets: a stage that dilates in place of its stride does so from its first block on (the official code), or "
         "from its second (torchvision)",
     )
     stride_on: Literal["conv2", "conv1"] = setting(
@@ -37,10 +38,10 @@ class Net:
     weights: str = setting(
         "imagenet", "pre-trained start: imagenet (by name, needs a network), none (random), or a file's path"
     )
-    bn_momentum_body: float = setting(
-        0.01, "of the running statistics of batch norm in the body; 0.1 with net.weights=none if not set", 1e-6, 1
+    bn_momentum_encoder: float = setting(
+        0.01, "batch-norm momentum of the encoder; 0.1 with net.weights=none if not set", 1e-6, 1
     )
-    bn_momentum_head: float = setting(0.1, "and in the head", 1e-6, 1)
+    bn_momentum_decoder: float = setting(0.1, "batch-norm momentum of the decoder", 1e-6, 1)
     bn_later: Literal["freeze_stats", "train"] = setting(
         "freeze_stats", "running statistics in later steps: used and left alone, or trained as in step 0"
     )

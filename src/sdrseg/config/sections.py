@@ -16,12 +16,12 @@ class Data:
     """How images become batches."""
 
     augment: Literal["scale_crop", "rrc"] = setting(
-        "scale_crop", "scale_crop: random scale, padding, random crop (the paper); rrc: by area (the released code)"
+        "scale_crop", "scale_crop: random scale, padding, random crop (the paper); rrc: by area (the official code)"
     )
     crop: int = setting(512, "side of the square training crop", 32)
     scale: tuple[float, float] = setting((0.5, 2.0), "range of scale_crop's scale, and of rrc's area", 0.01, 100)
     void_train: Literal["ignore", "background"] = setting(
-        "ignore", "void pixels in disjoint and overlapped training: left out, or background as in the released code"
+        "ignore", "void pixels in disjoint and overlapped training: left out, or background as in the official code"
     )
     cache: Literal["auto", "off", "ram", "gpu"] = setting(
         "auto", "keep decoded images in memory: on the GPU or in RAM where they fit, or not at all"

@@ -18,7 +18,7 @@ class Ce:
         "standard, unbiased (UNCE), unbiased where old classes are masked (disjoint, overlapped) and standard in "
         "sequential, or binary (sigmoids)",
     )
-    reduction: Literal["valid", "all"] = setting("valid", "mean over the labelled pixels, or over all (released code)")
+    reduction: Literal["valid", "all"] = setting("valid", "mean over the labelled pixels, or over all (official code)")
     init: Literal["default", "mib"] = setting(
         "default", "new rows of the classifier: PyTorch's default, or sharing the old background's (MiB)"
     )
@@ -100,7 +100,7 @@ class Latent:
     """The terms on the features together (matching, attraction, repulsion, sparsity)."""
 
     step0: bool = setting(False, "switch attraction, repulsion and sparsity on in step 0 too (standard segmentation)")
-    official: bool = setting(False, "compute them as the released code does, bugs included")
+    official: bool = setting(False, "compute them as the official code does, bugs included")
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex
     for key in ("workers", "cache", "void_train"):  # void_train is in the label table
         del values["data"][key]
     for section, keys in (
-        ("optim", ("lr_later", "head_lr_factor_later")),
+        ("optim", ("lr_later", "decoder_lr_factor_later")),
         ("train", ("batch_size_later", "epochs_later")),
     ):
         for key in keys:

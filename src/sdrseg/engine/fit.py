@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 def learning_rates(config: Config, step: int) -> tuple[float, float]:
-    """At the beginning of a step, of the body and of the head."""
+    """At the beginning of a step, of the encoder and of the decoder."""
     optim = config.optim
-    lr, factor = (optim.lr, optim.head_lr_factor) if step == 0 else (optim.lr_later, optim.head_lr_factor_later)
+    lr, factor = (optim.lr, optim.decoder_lr_factor) if step == 0 else (optim.lr_later, optim.decoder_lr_factor_later)
     if optim.lr_rule == "linear":
         lr *= config.train.batch_size / optim.reference_batch
     return lr, lr * factor
 
 
 def make_optimiser(network: Network, config: Config, step: int) -> torch.optim.SGD:
-    """SGD with one group for the body and one for the head."""
+    """SGD with one group for the encoder and one for the decoder."""
     optim = config.optim
-    lr, head = learning_rates(config, step)
+    lr, decoder = learning_rates(config, step)
     groups = [
-        {"params": list(network.body_parameters()), "lr": lr, "initial_lr": lr},
-        {"params": list(network.head_parameters()), "lr": head, "initial_lr": head},
+        {"params": list(network.encoder_parameters()), "lr": lr, "initial_lr": lr},
+        {"params": list(network.decoder_parameters()), "lr": decoder, "initial_lr": decoder},
     ]
     options: dict[str, Any] = {"momentum": optim.momentum, "nesterov": optim.nesterov}
     fused = next(network.parameters()).is_cuda or None  # one kernel for many parameters

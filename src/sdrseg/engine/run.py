@@ -31,7 +31,7 @@ from sdrseg.engine.watch import Watch
 from sdrseg.errors import UsageError
 from sdrseg.methods import Method, StepInfo, limits_in, method_layers, resolve_method
 from sdrseg.methods.finetune import Offline
-from sdrseg.methods.latent import require_released
+from sdrseg.methods.latent import require_official
 from sdrseg.methods.own import file_digest, require_super, require_weights
 from sdrseg.network import Network, build_network, statistics_warning
 from sdrseg.scenario import Step, parse_spec
@@ -68,7 +68,7 @@ def train(
         raise UsageError("eval.every scores during training, which needs held-out images: set train.holdout=0.2 too.")
     bound = None if offline is None else offline_iou(offline, scored_on(config))
     job = prepare_job(spec, method_name, config, data, out, bases, display)
-    require_released(config, job.everyone.world)
+    require_official(config, job.everyone.world)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
     if job.everyone.rank == 0:
         require_held_out(job)
@@ -84,7 +84,7 @@ def train(
         if job.everyone.rank == 0:
             open_run_folder(job, identity)
         rates = [learning_rates(config.of_step(number), number) for number in range(min(2, len(job.scenario.steps)))]
-        spoken = ", then ".join(f"{body:g}" + (f" (head {head:g})" if head != body else "") for body, head in rates)
+        spoken = ", then ".join(f"{low:g}" + (f" (decoder {high:g})" if high != low else "") for low, high in rates)
         job.display.say(f"preset {preset}, learning rate {spoken}")
         if issubclass(job.method, Offline) and len(job.scenario.steps) > 1:
             say = f"warning: with several steps, {method_name} is fine-tuning and no bound to compare with"

@@ -11,7 +11,7 @@ from sdrseg.losses.pixels import VOID, at_least_float32
 
 
 def cross_entropy_sums(logits: Tensor, labels: Tensor, *, count_void: bool = False) -> Tensor:
-    """CE: −log softmax(z)_y. `count_void`: void adds nothing but counts in the mean, as in the released code."""
+    """CE: −log softmax(z)_y. `count_void`: void adds nothing but counts in the mean, as in the official code."""
     return unbiased_cross_entropy_sums(logits, labels, 1, count_void=count_void)
 
 

@@ -1,6 +1,6 @@
-"""The released code's latent terms, bugs included, so that its published behaviour can be compared with.
+"""The official code's latent terms, bugs included, so that its published behaviour can be compared with.
 
-Features (B, C, h, w), labels on the grid (B, h, w). These loop over classes and gather, as the release does; nothing
+Features (B, C, h, w), labels on the grid (B, h, w). These loop over classes and gather, as that code does; nothing
 here is meant to be fast. What is wrong in each is said in docs/methods.md, with a test that computes both.
 """
 
@@ -95,7 +95,7 @@ def lasso(features: Tensor) -> Tensor:
 
 
 def cil(logits: Tensor, teacher_logits: Tensor, labels: Tensor) -> Tensor:
-    """CIL as released: the student's softmax in place of its logarithm and no minus sign, so that minimising it pushes
+    """CIL: the student's softmax in place of its logarithm and no minus sign, so that minimising it pushes
     the student away from the teacher; the teacher's logits are padded with zeros for the new classes."""
     z, t = at_least_float32(logits), at_least_float32(teacher_logits)
     t = torch.cat([t, t.new_zeros(len(t), z.shape[1] - t.shape[1], *t.shape[2:])], 1)

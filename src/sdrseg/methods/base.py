@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class From(NamedTuple):
-    """The value of a switch and where it comes from: the paper, the release, an author's word, or a measurement."""
+    """The value of a switch and where it comes from: paper, official code, an author's word, or a measurement."""
 
     value: Any
     source: str
@@ -83,7 +83,7 @@ class Method:
     def replayable(self) -> bool:
         """Whether `terms` may be compiled, recorded once and replayed as a CUDA graph: it never makes the host wait,
         and what it remembers it writes into the tensors it has, instead of making new ones. A class with terms of its
-        own has to say so itself; those of the released code cannot be."""
+        own has to say so itself; those of the official code cannot be."""
         return not self.config.latent.official and self.config.kd.kind != "cil_official"
 
     # --- hooks, in the order in which they are called ---------------------------------------------------------------

@@ -1,6 +1,6 @@
 """CIL, Class-Incremental Learning for semantic segmentation (Klingner et al. 2020).
 
-The released SDR code computes something else under this name (the student's softmax for its logarithm, the sign
+The official SDR code computes something else under this name (the student's softmax for its logarithm, the sign
 missing, and the switch never on), and the published CIL rows follow FT: do not read them as a baseline. The preset
 `official` has that formula.
 """
@@ -18,5 +18,5 @@ class CIL(Method):
         "kd.weight": From(1.0, "the method's own paper"),
     }
     by_preset = {
-        "official": {"kd.kind": From("cil_official", "release: as computed there, sign and logarithm missing")}
+        "official": {"kd.kind": From("cil_official", "official code: as computed there, sign and logarithm missing")}
     }

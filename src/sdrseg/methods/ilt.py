@@ -9,7 +9,7 @@ class ILT(Method):
     name = "ilt"
     summary = "ILT: distil the output and the encoder's features"
     switches = {
-        "kd.kind": From("standard", "release"),
-        "kd.weight": From(100.0, "release: method preset"),
-        "enc.weight": From(100.0, "release: method preset; the encoder is not frozen"),
+        "kd.kind": From("standard", "official code"),
+        "kd.weight": From(100.0, "official code: method preset"),
+        "enc.weight": From(100.0, "official code: method preset; the encoder is not frozen"),
     }

@@ -147,8 +147,8 @@ class EWC(ImportanceMethod):
     summary = "Elastic Weight Consolidation: importance is the running mean of squared gradients"
     penalty_formula = "Σ_θ F̃_θ (θ − θ_old)²"
     switches = {
-        "importance.weight": From(1000.0, "release: method preset (MiB: 500)"),
-        "optim.head_lr_factor_later": ONE_RATE,
+        "importance.weight": From(1000.0, "official code: method preset (MiB: 500)"),
+        "optim.decoder_lr_factor_later": ONE_RATE,
     }
 
     def begin_statistics(self, parameters: Named) -> None:
@@ -168,8 +168,8 @@ class PI(ImportanceMethod):
     summary = "Path Integral (synaptic intelligence): importance is the loss saved along the parameter's way"
     penalty_formula = "Σ_θ Ω̃_θ (θ − θ_old)²"
     switches = {
-        "importance.weight": From(1000.0, "release: method preset (MiB: 500)"),
-        "optim.head_lr_factor_later": ONE_RATE,
+        "importance.weight": From(1000.0, "official code: method preset (MiB: 500)"),
+        "optim.decoder_lr_factor_later": ONE_RATE,
     }
 
     def begin_statistics(self, parameters: Named) -> None:
@@ -198,8 +198,8 @@ class RW(EWC):
     summary = "Riemannian Walk: squared gradients, and the loss saved along the way relative to them"
     penalty_formula = "Σ_θ (F̃_θ + s̃_θ)(θ − θ_old)²"
     switches = {
-        "importance.weight": From(1000.0, "release: method preset (MiB: 100)"),
-        "optim.head_lr_factor_later": ONE_RATE,
+        "importance.weight": From(1000.0, "official code: method preset (MiB: 100)"),
+        "optim.decoder_lr_factor_later": ONE_RATE,
     }
 
     def begin_statistics(self, parameters: Named) -> None:

@@ -46,27 +46,27 @@ if TYPE_CHECKING:
 
 AVERAGES: tuple[Average, ...] = get_args(Average)
 
-RELEASED: dict[str, dict[str, Any]] = {
+OFFICIAL: dict[str, dict[str, Any]] = {
     "proto": {"average": "pixel", "decay": 0.0},
     "pm": {"distance": "mse", "normaliser": "present", "background": False},
     "cl": {"form": "mse", "scope": "batch", "normaliser": "pairs", "labels": "truth", "background": "include"},
     "sp": {"scope": "batch", "detach_max": False},
 }
-"""What the released code computes; `latent.official` knows nothing else."""
+"""What the official code computes; `latent.official` knows nothing else."""
 
 
-def require_released(config: Config, processes: int) -> None:
-    """Refuse what the released code's terms would silently leave out."""
+def require_official(config: Config, processes: int) -> None:
+    """Refuse what the official code's terms would silently leave out."""
     if processes > 1 and (config.latent.official or config.kd.kind == "cil_official"):
         raise UsageError(
-            f"The released code's terms (latent.official, kd.kind=cil_official) are those of one process, and there "
+            f"The official code's terms (latent.official, kd.kind=cil_official) are those of one process, and there "
             f"are {processes}. Train on one device, or with another preset."
         )
-    for section, keys in RELEASED.items():
+    for section, keys in OFFICIAL.items():
         for key, value in keys.items() if config.latent.official else ():
             if (found := getattr(getattr(config, section), key)) != value:
                 raise UsageError(
-                    f"{section}.{key}={found}: with latent.official the terms are the released code's, where it is "
+                    f"{section}.{key}={found}: with latent.official the terms are the official code's, where it is "
                     f"{value}. Leave it out (--preset official sets it), or set latent.official=false too."
                 )
 
@@ -190,7 +190,7 @@ class LatentSpace:
 
     def _sparsity(self, features: Tensor, labels: Tensor, rows: RowSums | None = None) -> Tensor:
         sp = self.config.sp
-        if not self._nonnegative:  # a body that does not end in a ReLU
+        if not self._nonnegative:  # an encoder that does not end in a ReLU
             features, rows = at_least_float32(features).clamp_min(0), None
         maxima = None
         if sp.variant in BY_CLASS or sp.variant == "norm_max_overall":
@@ -205,7 +205,7 @@ class LatentSpace:
     def _official(
         self, features: Tensor, labels: Tensor, teacher_logits: Tensor | None, weight: Mapping[str, float]
     ) -> dict[str, Tensor]:
-        """The released code's terms (one process only, as there)."""
+        """The official code's terms (one process only, as there)."""
         mean, seen = (tensor.clone() for tensor in self.prototypes["pixel"])
         official.update_prototypes(mean, seen, features.detach(), labels, not bool(self._learned[0]))
         self.prototypes["pixel"] = Prototypes(mean, seen)
@@ -223,7 +223,7 @@ class LatentSpace:
         return terms
 
     def _official_sparsity(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Where the release is known to differ from our formulas; the other measures are the same there."""
+        """Where the official code is known to differ from our formulas; the other measures are the same there."""
         if self.config.sp.variant == "class_max":
             return official.sparsity(features, labels)
         return official.lasso(features) if self.config.sp.variant == "l1" else self._sparsity(features, labels)

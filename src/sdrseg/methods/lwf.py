@@ -10,5 +10,5 @@ class LwF(Method):
     summary = "Learning without Forgetting: distil the old classes' softmax"
     switches = {
         "kd.kind": From("standard", "paper: L'_kd"),
-        "kd.weight": From(100.0, "release: method preset"),
+        "kd.weight": From(100.0, "official code: method preset"),
     }

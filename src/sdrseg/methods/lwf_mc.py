@@ -10,7 +10,7 @@ class LwFMC(Method):
     summary = "LwF with sigmoids: binary cross-entropy, and the teacher's sigmoids as targets for the old classes"
     own_step0 = True  # a softmax model gives meaningless sigmoids
     switches = {
-        "ce.kind": From("binary", "release: BCE with void left out"),
-        "kd.kind": From("binary", "release: n_old times the mean over channels, the same as the sum over them"),
-        "kd.weight": From(10.0, "release: method preset"),
+        "ce.kind": From("binary", "official code: BCE with void left out"),
+        "kd.kind": From("binary", "official code: n_old times the mean over channels, the same as the sum over them"),
+        "kd.weight": From(10.0, "official code: method preset"),
     }

@@ -14,6 +14,6 @@ class MiB(Method):
         "ce.kind": From("unbiased", "MiB, in every protocol"),
         "ce.init": INIT,
         "kd.kind": From("unbiased", "MiB"),
-        "kd.weight": From(10.0, "release and MiB's author"),
+        "kd.weight": From(10.0, "official code and MiB's author"),
     }
     by_task = {"15-1": {"kd.weight": From(100.0, "MiB's author: 100 for 15-1 (MiB issues 22 and 43)")}}

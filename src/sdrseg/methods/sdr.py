@@ -6,7 +6,7 @@ from sdrseg.methods.base import From, Method
 from sdrseg.methods.mib import INIT
 
 MEASURED = "measured: gradient on F as strong as in `default` (benchmarks/paper_weights.py, VOC 15-1, ResNet-50)"
-RELEASE = "release: method preset (the paper gives no λ)"
+OFFICIAL = "official code: method preset (the paper gives no λ)"
 
 
 class SDR(Method):
@@ -17,16 +17,16 @@ class SDR(Method):
             "unbiased_if_masked", "paper: motivated by masked labels; in sequential it loses the old labels"
         ),
         "kd.kind": From("unbiased", "paper"),
-        "kd.weight": From(100.0, RELEASE),
-        "pm.weight": From(0.01, RELEASE),
-        "cl.attract": From(1e-3, RELEASE),
-        "cl.repel": From(1e-3, RELEASE),
+        "kd.weight": From(100.0, OFFICIAL),
+        "pm.weight": From(0.01, OFFICIAL),
+        "cl.attract": From(1e-3, OFFICIAL),
+        "cl.repel": From(1e-3, OFFICIAL),
         "sp.weight": From(1e-5, "lower end of the authors' range 1e-5 to 1e-3; 1e-3 does great harm on VOC 15-1"),
     }
     by_preset = {
         "official": {
-            "ce.kind": From("unbiased", "release: in every protocol"),
-            "sp.weight": From(1e-3, RELEASE),
+            "ce.kind": From("unbiased", "official code: in every protocol"),
+            "sp.weight": From(1e-3, OFFICIAL),
         },
         "paper": {
             "kd.normaliser": From("none", "paper: MiB's printed formula"),

@@ -1,6 +1,6 @@
 """The latent space of a run: prototypes, features before and after a step, how they are distributed, how sparse.
 
-Features are those of the test images that the report shows, on the grid of the body's last feature map, with the true
+Features are those of the test images in the report, on the grid of the encoder's last feature map, with the true
 class of each cell. Classes follow the channels of the last step.
 """
 

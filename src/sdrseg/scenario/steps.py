@@ -114,7 +114,7 @@ def build_scenario(
     """Steps of `spec` on a data set, given which classes its training and validation images hold.
 
     void_train: "background" turns void pixels of the masked protocols (disjoint, overlapped) into background, as the
-    released code does; sequential training keeps them void. eval_future: "background" scores classes of later steps
+    official code does; sequential training keeps them void. eval_future: "background" scores classes of later steps
     as background at test time (where background is scored at all) instead of leaving them out. holdout: this share of
     the training images is not trained on; those of the steps so far are scored, and no validation image is.
     """
