@@ -1,6 +1,9 @@
-"""The inputs of METHODS section 9, by plain integer arithmetic in float64."""
+"""Section 6 of docs/specification.md: its table of values, and its inputs by plain integer arithmetic in float64."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,3 +29,14 @@ LABELS_VOID = LABELS.clone()
 LABELS_VOID[0, 0, 0:2] = 255
 PROTOTYPES = _fill((K, C), lambda k, c: ((4 * k + 3 * c) % 10).double() / 10)
 GRID = LABELS[:, ::4, ::4]
+
+
+def _values() -> dict[str, float]:
+    page = (Path(__file__).parent.parent / "docs" / "specification.md").read_text(encoding="utf-8")
+    table = page.split("<!-- begin: golden values -->")[1].split("<!-- end: golden values -->")[0]
+    rows = re.findall(r"^\| (.+) \| ([\d.]+) \|$", table, re.MULTILINE)
+    assert len(rows) == len(dict(rows)) == table.count("\n") - 3, "a row twice, or not `| quantity | value |`"
+    return {quantity: float(value) for quantity, value in rows}
+
+
+VALUES = _values()

@@ -1,6 +1,6 @@
 """Every loss once more, slowly: float64 and explicit loops over images, pixels, classes and channels.
 
-Written from the equations (METHODS sections 3 and 4), to compare the vectorised losses with. Nothing here is shared
+Written from the equations of docs/specification.md, sections 3 and 4, to check the vectorised losses; it shares no code
 with them. Features F (B, C, h, w), logits z (B, K, H, W), teacher logits t (B, n_old, H, W), labels y (B, H, W) or on
 the grid (B, h, w); 255 is void.
 """

@@ -256,7 +256,7 @@ def test_offsets_reach_every_place_equally_often():
 
 
 def test_the_share_of_padding_is_that_of_the_specification():
-    """METHODS D-33: 23 % of the pixels of a 500×375 image on average. Also by the integral over the scale."""
+    """docs/specification.md, D-33: 23 % of a 500×375 image on average. Also by the integral over the scale."""
 
     def covered(view: View) -> float:
         shares = [(last - first) / 512 for first, last in (view.rows.shown, view.columns.shown)]
@@ -273,7 +273,7 @@ def test_the_share_of_padding_is_that_of_the_specification():
 
 
 def test_rrc_covers_what_the_specification_says():
-    """METHODS 3.1, 500×375: median covered area 67 %, 14 % fall-backs to the whole image; always 50 to 100 %."""
+    """docs/specification.md, 3.1: crops of 500×375 cover 67 % (median), 14 % the whole image; always 50 to 100 %."""
     views = drawn(rrc, number=10_000)
     areas = [(v.rows.high - v.rows.low) * (v.columns.high - v.columns.low) / (375 * 500) for v in views]
     assert min(areas) > 0.495 and max(areas) <= 1

@@ -253,7 +253,7 @@ def test_parameter_groups_share_out_every_parameter():
 
 
 def official_decoder(f: torch.Tensor, w: dict[str, torch.Tensor], slope: float, train: bool) -> torch.Tensor:
-    """METHODS section 2, "Decoder", once more: from tensors, with its own batch norm and with pooling by windows."""
+    """docs/specification.md, section 2.1, from tensors, with its own batch norm and with pooling by windows."""
 
     def norm(x, name):
         mean, var = w[f"{name}.running_mean"], w[f"{name}.running_var"]

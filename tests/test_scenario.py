@@ -40,7 +40,7 @@ def rows(ids: tuple[str, ...]) -> list[int]:
     return [int(id) for id in ids]  # the fixture's ids are their row numbers
 
 
-# --- METHODS 1.6: the published sizes ----------------------------------------------------------------------------
+# --- docs/specification.md, section 1.6: the published sizes ----------------------------------------------------
 
 DISJOINT = {
     "offline": [10582],
@@ -193,7 +193,7 @@ def ade_like(seed: int, images: int = 400, classes: int = 150) -> Presence:
 
 
 def greedy_reference(present: np.ndarray, lists: list[list[int]]) -> list[list[int]]:
-    """MiB's pass as METHODS 1.3 tells it, with plain loops and dictionaries."""
+    """MiB's pass as docs/specification.md, section 1.3, describes it, with plain loops and dictionaries."""
     step_of = {c: k for k, new in enumerate(lists) for c in new if c != 0}
     classes = {i: [c for c in sorted(step_of) if present[i, c]] for i in range(len(present))}
     total = {c: sum(c in held for held in classes.values()) for c in step_of}
@@ -236,7 +236,7 @@ def test_new_ade_orders_partition_and_warn():
                 assert any(text in w for w in scenario.warnings) == (got < min(50, has))
 
 
-# --- Labels, against the table of METHODS 1.4 and 1.5 written out for one pixel ----------------------------------
+# --- Labels, against docs/specification.md, sections 1.4 and 1.5, written out for one pixel ---------------------
 
 
 def train_label(raw: int, lists, k: int, protocol: str, classes: int, void_train: str) -> int:
