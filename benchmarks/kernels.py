@@ -97,7 +97,7 @@ def terms(images: int, size: int, old: int, new: int, device: torch.device) -> t
     batch = random_batch(size, images, old, old + new, device)
     teacher = logits(images, old, size, device)
     space = LatentSpace(load_config("voc", None, [], method_layers("sdr", "default", None)), Everyone(alone=True))
-    space.begin_step(StepInfo(1, old, new, "disjoint"), 2048, device, nonnegative=True)
+    space.begin_step(StepInfo(1, old, new, "disjoint"), 2048, 16, device, nonnegative=True)
 
     def once() -> Any:
         weights = space.weights()

@@ -54,7 +54,7 @@ class Ours:
         config = load_config("voc", None, [], method_layers("sdr", "default", None))
         self.latent = LatentSpace(config, Everyone(alone=True))
         step = StepInfo(1, inputs.n_old, inputs.classes - inputs.n_old, "disjoint")
-        self.latent.begin_step(step, inputs.features.shape[1], torch.device("cpu"))
+        self.latent.begin_step(step, inputs.features.shape[1], 1, torch.device("cpu"))
         self.weights = self.latent.weights()
         self.average = config.proto.average
 
@@ -79,7 +79,7 @@ class Loops:
         inputs = self.inputs
         inputs.features.grad = None
         labels = inputs.batch.labels.long()
-        pseudo = pseudo_labels(labels, inputs.teacher)
+        pseudo = pseudo_labels(labels, inputs.teacher, 1)
         by_label, by_pseudo = self.in_batch(labels), self.in_batch(pseudo)
         running = self.update(labels, by_label)
         terms = {

@@ -60,7 +60,7 @@ def main() -> None:
     paper = METHODS["sdr"](config_from(values, "paper"))
     paper.load_state_dict(method.state_dict())
     paper.step = method.step
-    paper.latent.begin_step(method.step, student.feature_channels, job.fabric.device)
+    paper.latent.begin_step(method.step, student.feature_channels, student.stride, job.fabric.device)
     optimiser = make_optimiser(student, config, 1)
     student, optimiser = job.fabric.setup(student, optimiser)
     weights = method.weights()

@@ -141,23 +141,23 @@ def encoder_distillation(F: Array, teacher: Array, keep: NDArray) -> float:
 # The grid, class means and prototypes (0, 4.1, 4.2)
 
 
-def to_grid(y: NDArray, h: int, w: int) -> NDArray:
-    """Floor-nearest: y*[i, j] = y[floor(i H / h), floor(j W / w)]."""
-    height, width = y.shape[-2:]
-    out = np.zeros((*y.shape[:-2], h, w), y.dtype)
+def to_grid(y: NDArray, h: int, w: int, stride: int, outside: float) -> NDArray:
+    """y*[i, j] = y[stride i, stride j]; what lies beyond the image is `outside`."""
+    out = np.full((*y.shape[:-2], h, w), outside, y.dtype)
     for i in range(h):
         for j in range(w):
-            out[..., i, j] = y[..., math.floor(i * height / h), math.floor(j * width / w)]
+            if stride * i < y.shape[-2] and stride * j < y.shape[-1]:
+                out[..., i, j] = y[..., stride * i, stride * j]
     return out
 
 
-def pseudo_labels(y_star: Labels, t: Array) -> Labels:
-    """Where y* is background: the teacher's argmax at full resolution, then floor-nearest. Elsewhere y*."""
+def pseudo_labels(y_star: Labels, t: Array, stride: int) -> Labels:
+    """Where y* is background: the teacher's argmax at full resolution, then on the grid. Elsewhere y*."""
     full = np.zeros((t.shape[0], *t.shape[2:]), np.int64)
     for b, i, j in positions(full):
         values = list(t[b, :, i, j])
         full[b, i, j] = values.index(max(values))
-    seen = to_grid(full, *y_star.shape[1:])
+    seen = to_grid(full, *y_star.shape[1:], stride, 0)
     out = y_star.astype(np.int64)
     for b, i, j in positions(y_star):
         if y_star[b, i, j] == 0:

@@ -694,7 +694,7 @@ def latent_terms(device: str, kind: torch.dtype) -> tuple[dict[str, torch.Tensor
     teacher, images = torch.randn(3, 3, 8, 8), torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
     batch = Batch(images, labels, torch.zeros(3, 8, 8, dtype=torch.bool), ()).to(torch.device(device))
     latent = LatentSpace(load_config("voc", None, [], method_layers("sdr", "default", None)), Everyone(alone=True))
-    latent.begin_step(StepInfo(1, 3, 1, "disjoint"), 40, torch.device(device), nonnegative=True)
+    latent.begin_step(StepInfo(1, 3, 1, "disjoint"), 40, 1, torch.device(device), nonnegative=True)
     for average, (mean, seen) in latent.prototypes.items():
         latent.prototypes[average] = Prototypes(
             mean.to(kind if kind == torch.float64 else torch.float32) + 0.5, seen + 7

@@ -40,7 +40,7 @@ from sdrseg.losses.distillation import (
     unbiased_distillation_sums,
 )
 from sdrseg.losses.pixels import VOID, masked_sums, mean, rows_of, to_grid
-from sdrseg.losses.prototypes import Prototypes, class_sums, in_batch, matching, pseudo_labels, update, void_padding
+from sdrseg.losses.prototypes import Prototypes, class_sums, in_batch, labels_on_grid, matching, pseudo_labels, update
 from sdrseg.losses.sparsity import BY_CLASS, active_sums, class_maxima, hoyer_sums, sparsity_sums
 
 import reference as slow
@@ -403,46 +403,48 @@ def test_unbiased_cross_entropy_of_an_old_label_is_that_of_background():
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.integers(1, 40), st.integers(1, 40), st.data())
-def test_to_grid_is_floor_nearest_for_any_sizes(H, W, data):
-    h, w = data.draw(st.integers(1, H)), data.draw(st.integers(1, W))
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 2, 4, 8]), st.integers(0, 3), st.integers(0, 3))
+def test_to_grid_takes_the_first_pixel_of_each_cell(H, W, stride, below, right):
+    """Of all sizes, with cells that lie outside below and to the right, as where `pan` pads to 8 strides."""
+    h, w = -(-H // stride) + below, -(-W // stride) + right
     y = torch.arange(2 * H * W).reshape(2, H, W)
-    assert to_grid(y, (h, w)).tolist() == slow.to_grid(y.numpy(), h, w).tolist()
+    assert to_grid(y, (h, w), stride, -1).tolist() == slow.to_grid(y.numpy(), h, w, stride, -1).tolist()
+    assert to_grid(y > 0, (h, w), stride, False).tolist() == slow.to_grid(y.numpy() > 0, h, w, stride, False).tolist()
 
 
 def test_to_grid_is_a_stride_for_multiples_and_keeps_other_axes():
     x = torch.rand(2, 3, 512, 64)
-    assert torch.equal(to_grid(x, (32, 4)), x[:, :, ::16, ::16])
-    assert torch.equal(to_grid(x, (32, 4)), nn.interpolate(x, (32, 4), mode="nearest"))
-    assert to_grid(x[:, :, :511], (32, 4)).shape == (2, 3, 32, 4)
-    assert to_grid(torch.zeros(1, 7, 7, dtype=torch.uint8), (3, 3)).dtype == torch.uint8
+    assert torch.equal(to_grid(x, (32, 4), 16, 0), x[:, :, ::16, ::16])
+    assert torch.equal(to_grid(x, (32, 4), 16, 0), nn.interpolate(x, (32, 4), mode="nearest"))
+    assert to_grid(x[:, :, :511], (32, 4), 16, 0).shape == (2, 3, 32, 4)
+    assert to_grid(torch.zeros(1, 7, 7, dtype=torch.uint8), (3, 3), 4, 255).dtype == torch.uint8
 
 
-@pytest.mark.parametrize(("H", "W", "h", "w"), [(16, 16, 4, 4), (13, 17, 4, 5), (5, 5, 5, 5), (9, 12, 1, 12)])
+@pytest.mark.parametrize(("H", "W", "h", "w"), [(16, 16, 4, 4), (13, 17, 4, 5), (5, 5, 2, 2), (9, 12, 8, 8)])
 def test_pseudo_labels_are_the_full_resolution_argmax_on_the_grid(H, W, h, w):
     for seed in SEEDS:
         case = Case.random(seed, H=H, W=W, h=h, w=w)
         for labels in (case.grid, case.grid.to(torch.uint8)):
-            pseudo = pseudo_labels(labels, case.t)
+            pseudo = pseudo_labels(labels, case.t, 4)
             assert pseudo.dtype == torch.int64
-            assert pseudo.tolist() == slow.pseudo_labels(case.grid.numpy(), case.t.numpy()).tolist()
+            assert pseudo.tolist() == slow.pseudo_labels(case.grid.numpy(), case.t.numpy(), 4).tolist()
 
 
 def test_pseudo_labels_are_not_the_low_resolution_argmax():
     low = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     logits = nn.interpolate(low, (128, 128), mode="bilinear")
     background = torch.zeros(1, 8, 8, dtype=torch.long)
-    pseudo = pseudo_labels(background, logits)
+    pseudo = pseudo_labels(background, logits, 16)
     assert torch.equal(pseudo, logits.argmax(1)[:, ::16, ::16])
     assert not torch.equal(pseudo, low.argmax(1))
 
 
-def test_padding_is_void_and_the_label_type_stays():
+def test_padding_and_cells_outside_are_void_and_the_label_type_stays():
     y = torch.tensor([[[0, 3], [7, 255]]], dtype=torch.uint8)
     padding = torch.tensor([[[False, True], [False, False]]])
-    padded = void_padding(y, padding)
-    assert padded.dtype == torch.uint8
-    assert padded.tolist() == [[[0, 255], [7, 255]]]
+    grid = labels_on_grid(y, padding, (2, 3), 1)
+    assert grid.dtype == torch.uint8
+    assert grid.tolist() == [[[0, 255, 255], [7, 255, 255]]]
 
 
 def test_rows_are_positions_of_channels_without_a_copy():
@@ -696,7 +698,7 @@ def test_a_tiny_object_that_vanishes_on_the_grid_is_skipped():
     case = Case.random(0, H=9, W=9)
     y = torch.zeros(2, 9, 9, dtype=torch.long)
     y[0, 1, 1] = 4
-    grid = to_grid(y, (3, 3))
+    grid = to_grid(y, (3, 3), 3, VOID)
     sums = class_sums(case.F, grid, case.K)
     prototypes = update(case.prototypes, sums, "image", torch.ones_like(case.take))
     assert not in_batch(sums, "image")[1][4]

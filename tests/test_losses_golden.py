@@ -31,13 +31,13 @@ EVERY_CLASS = torch.ones(K, dtype=torch.bool)
 EVERY_PIXEL = torch.ones(LABELS.shape, dtype=torch.bool)
 EVERY_POSITION = torch.ones(GRID.shape, dtype=torch.bool)
 KNOWN = Prototypes(PROTOTYPES, torch.ones(K, dtype=torch.long))
-PSEUDO = pseudo_labels(GRID, TEACHER)
+PSEUDO = pseudo_labels(GRID, TEACHER, 4)
 PSEUDO_OFFICIAL = torch.where(GRID == 0, PSEUDO, 0)
 
 # The same for the reference
 F_, Z_, T_, Y_, P_, GRID_ = (x.numpy() for x in (FEATURES, LOGITS, TEACHER, LABELS_VOID, PROTOTYPES, GRID))
 SEEN_, TAKE_ = np.ones(K, int), [True] * K
-PSEUDO_ = slow.pseudo_labels(GRID_, T_)
+PSEUDO_ = slow.pseudo_labels(GRID_, T_, 4)
 
 
 def match(F: Tensor, average, distance="mse", normaliser="present") -> Tensor:

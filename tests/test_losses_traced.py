@@ -16,7 +16,7 @@ from torch._inductor.decomposition import select_decomp_table
 
 from sdrseg.losses.cross_entropy import binary_cross_entropy_sums, unbiased_cross_entropy_sums
 from sdrseg.losses.distillation import unbiased_distillation_sums
-from sdrseg.losses.prototypes import class_sums, pseudo_labels, to_grid, update, void_padding
+from sdrseg.losses.prototypes import class_sums, labels_on_grid, pseudo_labels, update
 from sdrseg.losses.sparsity import class_maxima
 from test_losses import METRICS, TERMS, Case, Term, value_and_gradient
 
@@ -25,9 +25,9 @@ CASE = Case.random(0, B=2, C=8, h=4, w=4, zeros=True)
 STEPS = {
     "running prototypes": lambda c: update(c.prototypes, class_sums(c.F, c.grid, c.K), "image", c.take),
     "exponential prototypes": lambda c: update(c.prototypes, class_sums(c.F, c.grid, c.K), "pixel", c.take, 0.1),
-    "pseudo-labels": lambda c: pseudo_labels(c.grid, c.t),
-    "pseudo-labels, sizes that do not divide": lambda c: pseudo_labels(c.grid[:, :3], c.t),
-    "padding": lambda c: void_padding(to_grid(c.y, (2, 2)), to_grid(c.keep, (2, 2))),
+    "pseudo-labels": lambda c: pseudo_labels(c.grid[:, :2, :2], c.t, 2),
+    "pseudo-labels, cells outside": lambda c: pseudo_labels(c.grid, c.t, 2),
+    "padding": lambda c: labels_on_grid(c.y, c.keep, (3, 3), 2),
     "class maxima": lambda c: class_maxima(c.F, c.grid, c.K),
 }
 """What prepares the terms."""

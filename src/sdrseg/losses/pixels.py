@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 VOID = 255
 
@@ -28,14 +29,14 @@ def masked_sums(values: Tensor, keep: Tensor) -> Tensor:
     return torch.stack([torch.where(keep, values, 0).sum(), keep.sum().to(values.dtype)])
 
 
-def to_grid(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """(…, H, W) brought to (…, h, w) by floor-nearest, x[floor(i·H/h), floor(j·W/w)]: the paper's y*."""
-    (height, width), (h, w) = x.shape[-2:], size
-    if height % h == 0 and width % w == 0:
-        return x[..., :: height // h, :: width // w]
-    rows = torch.arange(h, device=x.device) * height // h
-    columns = torch.arange(w, device=x.device) * width // w
-    return x[..., rows[:, None], columns]
+def to_grid(x: Tensor, size: tuple[int, int], stride: int, outside: float) -> Tensor:
+    """(…, H, W) at the cells (…, h, w) of the features: cell (i, j) begins at pixel (stride·i, stride·j).
+
+    The network pads images at the bottom and right; cells that begin outside the image are `outside`.
+    """
+    found = x[..., ::stride, ::stride]
+    missing = (0, size[1] - found.shape[-1], 0, size[0] - found.shape[-2])
+    return F.pad(found, missing, value=outside) if any(missing) else found
 
 
 def rows_of(features: Tensor) -> Tensor:

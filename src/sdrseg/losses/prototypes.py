@@ -119,13 +119,13 @@ def update(
     return Prototypes(torch.where((added > 0)[:, None], moved, prototypes.mean), seen)
 
 
-def pseudo_labels(labels: Tensor, teacher_logits: Tensor) -> Tensor:
+def pseudo_labels(labels: Tensor, teacher_logits: Tensor, stride: int) -> Tensor:
     """ẑ: labels on the grid (B, h, w) with background replaced by what the teacher sees there.
 
     `teacher_logits` (B, n_old, H, W) are upsampled; taking them at the grid's points before the argmax equals the
-    argmax at full resolution followed by floor-nearest.
+    argmax at full resolution followed by floor-nearest. Cells outside the image are void, and stay so.
     """
-    seen = to_grid(teacher_logits, (labels.shape[-2], labels.shape[-1])).argmax(1)
+    seen = to_grid(teacher_logits, (labels.shape[-2], labels.shape[-1]), stride, 0).argmax(1)
     return torch.where(labels == 0, seen, labels.long())
 
 
@@ -157,6 +157,6 @@ def matching(
     return total / (take.sum().clamp_min(1) if normaliser == "present" else n_old)
 
 
-def void_padding(labels: Tensor, padding: Tensor) -> Tensor:
-    """Labels with 255 where an augmentation padded the image."""
-    return torch.where(padding, VOID, labels)
+def labels_on_grid(labels: Tensor, padding: Tensor, size: tuple[int, int], stride: int) -> Tensor:
+    """y*: labels (B, H, W) on the feature grid; void where an augmentation or the network padded the image."""
+    return torch.where(to_grid(padding, size, stride, True), VOID, to_grid(labels, size, stride, VOID))

@@ -100,7 +100,9 @@ class Method:
         if step.number > 0 and step.n_new > 0:
             student.grow(step.n_new, init=self.config.ce.init)
         device = next(student.parameters()).device
-        self.latent.begin_step(step, student.feature_channels, device, student.features_nonnegative)
+        self._stride = student.stride
+        nonnegative = student.features_nonnegative
+        self.latent.begin_step(step, student.feature_channels, student.stride, device, nonnegative)
 
     def expect(self, whole: Batch | None, parts: int) -> None:
         """With gradient accumulation: the batch that comes in parts. CE and KD are means over its pixels; the terms on
@@ -125,7 +127,7 @@ class Method:
         terms = self._over_pixels(batch, student.logits, None if teacher is None else teacher.logits)
         if teacher is not None and self.config.enc.weight > 0:
             size = (student.features.shape[-2], student.features.shape[-1])
-            keep = to_grid(self._distilled(batch), size)
+            keep = to_grid(self._distilled(batch), size, self._stride, False)
             sums = encoder_distillation_sums(student.features, teacher.features, keep)
             terms["enc"] = self._mean("enc", sums)
         terms |= self.latent.terms(batch, student.features, None if teacher is None else teacher.logits)

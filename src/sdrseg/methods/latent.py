@@ -26,17 +26,17 @@ from sdrseg.losses.contrast import (
     repulsion,
     smallest_gap,
 )
-from sdrseg.losses.pixels import at_least_float32, mean, to_grid
+from sdrseg.losses.pixels import at_least_float32, mean
 from sdrseg.losses.prototypes import (
     Average,
     ClassSums,
     Prototypes,
     class_sums,
     in_batch,
+    labels_on_grid,
     matching,
     pseudo_labels,
     update,
-    void_padding,
 )
 from sdrseg.losses.sparsity import BY_CLASS, active_sums, class_maxima, hoyer_sums, sparsity_sums
 
@@ -85,9 +85,12 @@ class LatentSpace:
         self.config, self.everyone = config, everyone
         self.prototypes: dict[Average, Prototypes] = {}
 
-    def begin_step(self, step: StepInfo, channels: int, device: torch.device, nonnegative: bool = False) -> None:
-        """Make room for the new classes. `nonnegative`: whether features are by construction."""
-        self.step, self._nonnegative = step, nonnegative
+    def begin_step(
+        self, step: StepInfo, channels: int, stride: int, device: torch.device, nonnegative: bool = False
+    ) -> None:
+        """Make room for the new classes. `channels` and `stride` of the features; `nonnegative`: whether they are so by
+        construction."""
+        self.step, self._stride, self._nonnegative = step, stride, nonnegative
         for average in AVERAGES:
             old = self.prototypes.get(average)
             dtype = torch.float32 if old is None else old.mean.dtype
@@ -138,7 +141,7 @@ class LatentSpace:
     def _grid(self, batch: Batch, features: Tensor) -> Tensor:
         """Labels on the feature grid; padding takes no part."""
         size = (features.shape[-2], features.shape[-1])
-        return void_padding(to_grid(batch.labels, size), to_grid(batch.padding, size))
+        return labels_on_grid(batch.labels, batch.padding, size, self._stride)
 
     @torch.no_grad()
     def _accumulate(self, sums: ClassSums) -> None:
@@ -153,7 +156,7 @@ class LatentSpace:
         """Labels with the background told apart by the teacher; in sequential training nothing is hidden in it."""
         if teacher_logits is None or self.step.protocol == "sequential":
             return labels
-        return pseudo_labels(labels, teacher_logits)
+        return pseudo_labels(labels, teacher_logits, self._stride)
 
     def _matching(self, features: Tensor, pseudo: Tensor, rows: RowSums | None) -> Tensor:
         config = self.config

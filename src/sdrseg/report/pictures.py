@@ -161,7 +161,7 @@ def look(run: RunRecord, images: Sequence[TestImage]) -> Iterator[Seen]:
         for image in images:
             out = network(normalise(image.pixels[None].to(device)))
             grid = (out.features.shape[-2], out.features.shape[-1])
-            labels = to_grid(image.labels[None], grid)
+            labels = to_grid(image.labels[None], grid, network.stride, VOID)
             predicted = out.logits.argmax(1)[0].to(torch.uint8).cpu().numpy()
             yield Seen(number, image, predicted, out.features.float().cpu(), labels)
 
