@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -45,6 +46,23 @@ def write_json(path: Path, value: Any) -> None:
     """Write `value` as readable JSON, atomically."""
     with atomic_writer(path) as file:
         file.write((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def sweep(folder: Path) -> None:
+    """Remove the temporary files that a process left directly in `folder` because it was killed while it wrote."""
+    for file in folder.glob(".*.tmp"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{8}\.tmp", file.name) and file.is_file() and not file.is_symlink():
+            file.unlink(missing_ok=True)
+
+
+def plain_name(value: object, origin: Path) -> str:
+    """A name that was read from the file `origin`, before it becomes part of a path. It has one form."""
+    if not (isinstance(value, str) and re.fullmatch(r"\w[\w-]*(\.[\w-]+)*", value, re.ASCII) and len(value) <= 100):
+        raise SdrsegError(
+            f"{origin}: {value!r} is not a name that sdrseg writes (letters, digits, - and _, single dots between). "
+            f"Do not use this file; get a copy from where it was written."
+        )
+    return value
 
 
 def cache_folder() -> Path:

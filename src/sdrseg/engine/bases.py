@@ -23,9 +23,9 @@ from torch import Tensor
 from sdrseg.config import Config
 from sdrseg.config.switches import Ce, Cl, Enc, Importance, Kd, Latent, Pm, Sp
 from sdrseg.data.index import ClassIndex
-from sdrseg.engine.checkpoint import load_tensors, save_tensors
+from sdrseg.engine.checkpoint import load_entry, save_tensors
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.files import cache_folder, write_json
+from sdrseg.files import cache_folder, plain_name, write_json
 from sdrseg.methods import Method, find_method
 from sdrseg.methods.latent import learns_background
 from sdrseg.methods.own import source_digest
@@ -99,28 +99,20 @@ class BaseStore:
     def load(self, key: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Model and memory of a base that is there."""
         folder = self.folder / key
-        meta = json.loads((folder / "meta.json").read_text())
-        remedy = f"Remove {folder}; the base is then trained again."
-        parts = {part: _read_shards(folder, meta["files"][part], remedy) for part in PARTS}
+        _, parts = _read_base(folder, f"Remove {folder}; the base is then trained again.")
         return parts["model"], parts["memory"]
 
     def save(self, key: str, model: Mapping[str, Tensor], memory: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         write_base(self.folder / key, {**facts, "key": key}, model, memory)
 
     def take_in(self, folder: Path) -> str:
-        """Copy a base that was written elsewhere into the store; returns its key."""
-        try:
-            meta = json.loads((folder / "meta.json").read_text())
-            key = meta["key"]
-        except (OSError, ValueError, KeyError) as error:
-            raise SdrsegError(
-                f"{folder}: no base here ({error}). Give a folder that `sdrseg base export` wrote."
-            ) from error
-        remedy = "Copy it again from where it was written."
-        parts = {part: _read_shards(folder, meta["files"][part], remedy) for part in PARTS}
-        facts = {name: value for name, value in meta.items() if name != "files"}
-        write_base(self.folder / key, facts, parts["model"], parts["memory"])
-        return str(key)
+        """Copy a base that was written elsewhere into the store; returns its key. One that is there is left alone."""
+        meta, parts = _read_base(folder, "Give a folder that `sdrseg base export` wrote, whole.")
+        key = plain_name(meta.get("key"), folder / "meta.json")
+        if not self.has(key):
+            facts = {name: value for name, value in meta.items() if name != "files"}
+            write_base(self.folder / key, facts, parts["model"], parts["memory"])
+        return key
 
 
 def write_base(
@@ -200,11 +192,22 @@ def _shards(tensors: Mapping[str, Tensor], most: int | None) -> list[dict[str, T
     return shards
 
 
-def _read_shards(folder: Path, files: list[dict[str, str]], remedy: str) -> dict[str, Tensor]:
+def _read_base(folder: Path, remedy: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """What meta.json says of a base, and the tensors of its parts."""
+    origin = folder / "meta.json"
+    try:
+        meta = json.loads(origin.read_text())
+        files = {part: list(meta["files"][part]) for part in PARTS}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SdrsegError(f"{folder}: no base here ({error}). {remedy}") from error
+    return meta, {part: _read_shards(origin, files[part], remedy) for part in PARTS}
+
+
+def _read_shards(origin: Path, entries: list[Any], remedy: str) -> dict[str, Tensor]:
     """All tensors of some shards, float16 widened and cut ones put together."""
     loose: dict[str, Tensor] = {}
-    for entry in files:
-        loose |= load_tensors(folder / entry["file"], entry["sha256"], remedy)
+    for entry in entries:
+        loose |= load_entry(origin, entry, remedy)
     whole: dict[str, Tensor] = {}
     for label, tensor in loose.items():
         name, cut, place = label.partition("@")

@@ -14,7 +14,7 @@ from safetensors.torch import save as pack
 from torch import Tensor
 
 from sdrseg.errors import SdrsegError
-from sdrseg.files import atomic_writer
+from sdrseg.files import atomic_writer, plain_name
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
@@ -41,6 +41,13 @@ def load_tensors(file: Path, sha256: str | None = None, remedy: str = "Restore i
         return unpack(content)
     except SafetensorError as error:
         raise SdrsegError(f"{file}: not a safetensors file ({error}). {remedy}") from error
+
+
+def load_entry(origin: Path, entry: Any, remedy: str) -> dict[str, Tensor]:
+    """Read the tensors of a file beside `origin`, a JSON file that names it: {"file": NAME, "sha256": DIGEST}."""
+    if not (isinstance(entry, dict) and isinstance(entry.get("sha256"), str)):
+        raise SdrsegError(f"{origin}: {entry!r} is no file with its SHA-256. {remedy}")
+    return load_tensors(origin.parent / plain_name(entry.get("file"), origin), entry["sha256"], remedy)
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

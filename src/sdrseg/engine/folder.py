@@ -6,8 +6,8 @@ import fcntl
 import json
 import os
 import platform
-import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from sdrseg import __version__
 from sdrseg.config import Config, config_from
-from sdrseg.engine.checkpoint import load_tensors, save_tensors
+from sdrseg.engine.checkpoint import load_entry, save_tensors
 from sdrseg.errors import SdrsegError
-from sdrseg.files import write_json
+from sdrseg.files import sweep, write_json
 
 PACKAGES = (
     "torch",
@@ -31,6 +31,7 @@ PACKAGES = (
     "pillow",
 )
 FORMAT = 1
+STATES = ("a.safetensors", "b.safetensors")  # of the state within a step: one is kept while the other is written
 _HELD: set[Path] = set()  # run folders that this process has taken: record locks do not work within one process
 
 
@@ -54,18 +55,36 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
-        others = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
-        if others and not (self.path / "config.json").exists():
-            raise SdrsegError(
-                f"{self.path} holds {sorted(others)[0]} and is no run of ours. Choose an empty folder with --out."
-            )
+        self._look(identity, config)
         self._take_lock()
-        for left_over in self.path.rglob(".*.tmp"):  # a process was killed while it wrote
-            left_over.unlink()
-        if not (self.path / "config.json").exists():
+        if not self._look(identity, config):  # again: another process may have begun the run meanwhile
             write_json(self.path / "config.json", {**identity, "format": FORMAT, "config": config.to_dict()})
             return False
+        for folder in (self.path, self.path / "state", *self.path.glob("steps/*")):
+            sweep(folder)
+        return True
+
+    def _look(self, identity: dict[str, Any], config: Config) -> bool:
+        """Whether this run is here already; refuse a folder that holds anything else. Nothing is touched."""
+        ours = [self.path / name for name in (".lock", "log.jsonl", "state", "steps", "tensorboard")]
+        for place in (*ours, *self.path.glob("steps/*")):
+            if place.is_symlink():
+                raise SdrsegError(
+                    f"{place} is a link, and a run writes only into its own folder. "
+                    f"Put what it points to in its place, or choose another folder with --out."
+                )
+        if not (self.path / "config.json").exists():
+            if others := sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")):
+                raise SdrsegError(
+                    f"{self.path} holds {others[0]} and is no run of ours. Choose an empty folder with --out."
+                )
+            return False
         saved = self.read_json("config.json")
+        if not (isinstance(saved, dict) and "format" in saved and isinstance(saved.get("config"), dict)):
+            raise SdrsegError(
+                f"{self.path} holds a config.json that sdrseg did not write and is no run of ours. "
+                f"Choose an empty folder with --out."
+            )
         changed = [
             f"{key}: {value!r}, {saved.get(key)!r}" for key, value in identity.items() if saved.get(key) != value
         ]
@@ -163,10 +182,8 @@ class RunFolder:
         """(meta, model, memory) of a step, checked by hash."""
         meta = self.read_json(f"steps/{number}/meta.json")
         remedy = f"Restore it from a copy, or remove {self.step(number)} and all later steps to train them again."
-        model, memory = (
-            load_tensors(self.step(number) / meta["files"][part]["file"], meta["files"][part]["sha256"], remedy)
-            for part in ("model", "memory")
-        )
+        origin = self.step(number) / "meta.json"
+        model, memory = (load_entry(origin, meta["files"][part], remedy) for part in ("model", "memory"))
         return meta, model, memory
 
     # --- the state within a step ------------------------------------------------------------------------------------
@@ -174,26 +191,38 @@ class RunFolder:
     def save_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         """A new file first, then the pointer to it, then the old file goes: at any moment one whole state is there."""
         folder = self.path / "state"
-        before = self.read_json("state/current.json")["file"] if (folder / "current.json").exists() else None
-        name = "a.safetensors" if before != "a.safetensors" else "b.safetensors"
+        current = self._current()
+        name, before = STATES if current and current["file"] == STATES[1] else STATES[::-1]
         digest = save_tensors(folder / name, tensors)
         write_json(folder / "current.json", {"file": name, "sha256": digest, **facts})
-        if before is not None:
-            (folder / before).unlink(missing_ok=True)
+        (folder / before).unlink(missing_ok=True)
 
     def load_state(self, step: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """The saved state of a step, or None if there is none for it."""
-        if not (self.path / "state" / "current.json").exists():
-            return None
-        facts = self.read_json("state/current.json")
-        if facts["step"] != step:
+        facts = self._current()
+        if facts is None or facts["step"] != step:
             return None
         remedy = f"Remove {self.path / 'state'} to train step {step} from its beginning."
-        return facts, load_tensors(self.path / "state" / facts["file"], facts["sha256"], remedy)
+        return facts, load_entry(self.path / "state" / "current.json", facts, remedy)
 
     def state_of(self, step: int) -> bool:
         """Whether a state within this step is saved."""
-        return (self.path / "state" / "current.json").exists() and self.read_json("state/current.json")["step"] == step
+        facts = self._current()
+        return facts is not None and facts["step"] == step
+
+    def _current(self) -> dict[str, Any] | None:
+        """What state/current.json says, or None if there is none."""
+        if not (self.path / "state" / "current.json").exists():
+            return None
+        facts = self.read_json("state/current.json")
+        if not (isinstance(facts, dict) and facts.get("file") in STATES and isinstance(facts.get("step"), int)):
+            file = self.path / "state" / "current.json"
+            raise SdrsegError(f"{file}: sdrseg did not write this. Remove it to train its step from the beginning.")
+        return facts
 
     def drop_state(self) -> None:
-        shutil.rmtree(self.path / "state", ignore_errors=True)
+        folder = self.path / "state"
+        for name in ("current.json", *STATES):
+            (folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # not there, or holds what is not ours
+            folder.rmdir()

@@ -16,7 +16,7 @@ from sdrseg.colours import class_colours
 from sdrseg.config import Config, config_from
 from sdrseg.data.augment import normalise
 from sdrseg.data.source import Array, Progress
-from sdrseg.engine.checkpoint import load_tensors
+from sdrseg.engine.checkpoint import load_entry
 from sdrseg.engine.folder import RunFolder
 from sdrseg.errors import SdrsegError
 from sdrseg.network import Network, build_network
@@ -174,7 +174,7 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
     place = find_device(device)
     network = build_network(config.net, len(meta["classes"]))
     remedy = "Copy it again, or train this step and all later ones again."
-    tensors = load_tensors(folder / meta["files"]["model"]["file"], meta["files"]["model"]["sha256"], remedy)
+    tensors = load_entry(folder / "meta.json", meta["files"]["model"], remedy)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
