@@ -15,9 +15,11 @@ from typing import Any
 
 from pages import print_or_write
 
-from sdrseg.config import BY_DATA_SET, Config
+from sdrseg.config import Config
+from sdrseg.data.ade20k import Ade20k
+from sdrseg.data.shapes import Shapes
 
-BUILT_IN = ("ade20k", "shapes")  # the data sets with defaults of their own
+BUILT_IN = (Ade20k, Shapes)  # the data sets with defaults of their own
 KINDS = {bool: "true, false", int: "whole number", float: "number", str: "text"}
 
 
@@ -30,7 +32,7 @@ def _section(name: str, values: Any) -> str:
     hints = typing.get_type_hints(type(values))
     rows = []
     for field in dataclasses.fields(values):
-        others = {data_set: BY_DATA_SET[data_set].get(name, {}) for data_set in BUILT_IN}
+        others = {data_set.name: data_set.defaults.get(name, {}) for data_set in BUILT_IN}
         changed = [f"{data_set}: {_toml(keys[field.name])}" for data_set, keys in others.items() if field.name in keys]
         default = "; ".join([_toml(field.default), *changed])
         possible = _possible(hints[field.name], field.metadata)

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from sdrseg.data import SOURCES
+
+BUILT_IN = tuple(SOURCES)
 torch.set_num_threads(1)  # tests are small: threads only get into each other's way, and into that of forked children
 
 DATA = Path(__file__).parent / "data"
@@ -64,14 +67,13 @@ def voc_folder() -> Path:
 
 
 def forget_own_sources() -> None:
-    """Undo every `register_source`."""
-    from sdrseg.config import BY_DATA_SET
-    from sdrseg.data import OWN
-    from sdrseg.scenario import SOURCES
+    """Undo every `register_source` of a test."""
+    for name in own_sources():
+        del SOURCES[name]
 
-    for name in list(OWN):
-        del OWN[name], BY_DATA_SET[name]
-        SOURCES.remove(name)
+
+def own_sources() -> list[str]:
+    return [name for name in SOURCES if name not in BUILT_IN]
 
 
 @dataclass

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sdrseg.colours import class_colours
 from sdrseg.data import picture
 from sdrseg.data.audit import StepFacts, _image_problems, obeyed, step_facts, take_stock
 from sdrseg.data.folder import open_folder
@@ -324,6 +325,13 @@ def test_disjoint_by_image_only():
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------
+
+
+def test_a_class_has_one_colour_everywhere(tree: Tree, tmp_path: Path):
+    tree.add("flat", image=np.full((40, 60, 3), 128, np.uint8), mask=np.full((40, 60), 2, np.uint8))
+    save_grid(tree.open(), None, tmp_path / "a.png")
+    drawn = {tuple(pixel) for pixel in np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).reshape(-1, 3)}
+    assert class_colours([2])[0] in drawn and (0, 128, 0) not in drawn  # not VOC's, which predict and report do not use
 
 
 def test_names_that_look_like_formulas_or_private_ones(tree: Tree, tmp_path: Path):

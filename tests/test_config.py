@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sdrseg.config import BY_DATA_SET, Config, config_from, load_config
+from sdrseg.config import Config, config_from, load_config
 from sdrseg.errors import UsageError
+from sdrseg.scenario import find_source
 
 KEYS = [f"{s.name}.{f.name}" for s in dataclasses.fields(Config) for f in dataclasses.fields(getattr(Config(), s.name))]
 
@@ -43,7 +44,7 @@ def test_later_layers_win_key_by_key(tmp_path: Path):
     assert config.train.seed == 11  # the last assignment's
     assert config.data.scale == (1.0, 1.5) and type(config.data.scale[0]) is float
     assert load_config("ade20k").train.epochs == 60  # nothing of it stays behind
-    assert BY_DATA_SET["ade20k"]["train"] == {"batch_size": 4, "epochs": 60}
+    assert find_source("ade20k").defaults["train"] == {"batch_size": 4, "epochs": 60}
 
 
 @pytest.mark.parametrize(

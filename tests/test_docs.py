@@ -19,10 +19,9 @@ from PIL import Image
 
 from sdrseg import __version__
 from sdrseg.cli import main
-from sdrseg.data import OWN
 from sdrseg.methods import METHODS
 
-from conftest import forget_own_sources
+from conftest import forget_own_sources, own_sources
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -84,18 +83,10 @@ def test_the_example_of_a_data_set(monkeypatch, capfd):
     said = []
     for command in commands.splitlines():
         first, *words = shlex.split(command)
-        if words[:2] == ["layers.py", "train"]:
-            words += tiny
-        if first == "sdrseg":
-            assert not OWN  # predict does not need the file
-            program(monkeypatch, *words, "--json")
-        else:
-            assert first == "python"
-            monkeypatch.setattr(sys, "argv", [*words, "--json"])
-            with pytest.raises(SystemExit) as end:
-                runpy.run_path(words[0], run_name="__main__")
-            assert not end.value.code
-            forget_own_sources()  # the next command is another process
+        assert first == "sdrseg"
+        program(monkeypatch, *words, *(tiny if words[0] == "train" else []), "--json")
+        assert bool(own_sources()) == (words[0] != "predict")  # which does not need the file
+        forget_own_sources()  # the next command is another process
         said.append(json.loads(capfd.readouterr().out))
     data, trained, scores, predicted = said
     assert data["problems"] == [] and [step["new"] for step in data["steps"]][1] == ["triangle"]

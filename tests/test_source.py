@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
 import sdrseg
-from sdrseg.config import BY_DATA_SET, Config, load_config
-from sdrseg.data import OWN, open_source, register_source
+from sdrseg.config import Config, load_config
+from sdrseg.data import open_source, read_spec, register_source
 from sdrseg.data.index import class_index
 from sdrseg.data.source import Source
 from sdrseg.errors import DataError, UsageError
-from sdrseg.scenario import SOURCES, parse_spec
+from sdrseg.methods import limits_in, method_layers
+from sdrseg.scenario import SOURCES, find_source, parse_spec
 
-from conftest import forget_own_sources
+from conftest import forget_own_sources, own_sources
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +117,7 @@ def test_what_cannot_be_registered(body, message):
     exec(LACKING.format(body=body), scope)
     with pytest.raises(UsageError, match=message):
         register_source(scope["Mine"])
-    assert not OWN and "mine" not in SOURCES
+    assert not own_sources()
 
 
 def test_other_things_that_cannot_be_registered():
@@ -126,7 +129,7 @@ def test_other_things_that_cannot_be_registered():
         class Wrong(Bars):
             defaults: ClassVar = {"train": {"epoch": 3}}
 
-    assert not OWN and "bars" not in SOURCES and "bars" not in BY_DATA_SET
+    assert not own_sources()
     register_source(Bars)
     with pytest.raises(UsageError, match="there is a data set 'bars' already"):
 
@@ -134,9 +137,16 @@ def test_other_things_that_cannot_be_registered():
         class Again(Bars):
             pass
 
-    assert OWN == {"bars": Bars}
+    with pytest.raises(UsageError, match=r"Wrong\.limits: unknown key kd\.wait"):
+
+        @register_source
+        class Wrong(Bars):
+            name = "wrong"
+            limits: ClassVar = {"*": {"kd.wait": 3}}
+
+    assert own_sources() == ["bars"] and SOURCES["bars"] is Bars
     with pytest.raises(UsageError, match="unknown data set 'barz'; did you mean 'bars'"):
-        parse_spec("barz:1-1@disjoint")
+        find_source("barz")
 
 
 @pytest.mark.parametrize(
@@ -165,3 +175,90 @@ def test_a_first_picture_that_cannot_be_read_is_left_to_the_audit():
 
     register_source(Unreadable)
     assert open_source("bars", None, Config()).ids("val")
+
+
+# --- a file in place of a name ----------------------------------------------------------------------------------------
+
+FILE = """
+import numpy as np
+from sdrseg import Source, register_source
+
+@register_source
+class Bars(Source):
+    name = "{name}"
+    classes = ("background", "upper", "lower")
+    needs_folder = False
+    defaults = {{
+        "data": {{"crop": 32, "workers": 0}},
+        "eval": {{"transform": "full_image"}},
+        "net": {{"encoder": "toy16", "output_stride": 8, "weights": "none", "decoder": "deeplabv3"}},
+        "train": {{"epochs": 1, "batch_size": 4}},
+    }}
+    limits = {{"*": {{"kd.weight": 2.0}}, "lwf": {{"kd.weight": 1.0}}}}
+
+    def ids(self, split):
+        return tuple(f"{{split}}-{{n}}" for n in range(8 if split == "train" else 4))
+
+    def image(self, id):
+        return np.repeat(self.mask(id)[:, :, None] * np.uint8(90), 3, axis=2)
+
+    def mask(self, id):
+        mask = np.zeros((32, 40), np.uint8)
+        mask[:16] = 1
+        mask[16:, :20] = 2 * (int(id[-1]) % 2)
+        return mask
+"""
+
+
+def test_a_file_in_place_of_a_name(sdrseg):
+    Path("mine.py").write_text(FILE.format(name="own-bars"))
+    code, out, _ = sdrseg("data", "mine.py:1-1@disjoint", "--json")
+    assert code == 0 and json.loads(out)["spec"] == "own-bars:1-1@disjoint"
+    assert [step["train"] for step in json.loads(out)["steps"]] == [4, 4]
+    assert list(Path().iterdir()) == [Path("mine.py")]  # no picture unasked
+    assert (
+        sdrseg("train", "mine.py:1-1@disjoint", "--method", "mib", "--out", "run", "--bases", "bases", "--json")[0] == 0
+    )
+    saved = json.loads(Path("run/config.json").read_text())
+    assert saved["spec"] == "own-bars:1-1@disjoint" and saved["config"]["kd"]["weight"] == 2.0
+    forget_own_sources()  # another process
+    code, _, err = sdrseg("evaluate", "run")
+    assert code == 2 and "unknown data set 'own-bars'" in err and "--source FILE.py" in err
+    assert not own_sources()  # a run names no code to be run
+    assert sdrseg("evaluate", "run", "--source", "mine.py")[0] == 0
+    forget_own_sources()
+    assert sdrseg("report", "run", "--out", "page.html", "--images", "0")[0] == 0
+    assert "FILE.py:1-1@disjoint" in Path("page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "mine.py: registers no data set"),
+        (FILE.format(name="a") + FILE.format(name="b"), "mine.py: registers 2 data sets: a, b"),
+        (FILE.format(name="voc"), "mine.py: Bars: there is a data set 'voc' already"),
+        (FILE.format(name="a") + "1 / 0", "ZeroDivisionError"),
+        (None, "mine.py: cannot be read"),
+    ],
+)
+def test_files_that_are_no_data_set(tmp_path, text, message):
+    file = tmp_path / "mine.py"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_spec(f"{file}:1-1@disjoint")
+
+
+def test_a_path_may_hold_the_signs_of_a_specification(tmp_path):
+    file = tmp_path / "a@b:c" / "mine.py"
+    file.parent.mkdir()
+    file.write_text(FILE.format(name="deep"))
+    assert str(read_spec(f"{file}:1-1@disjoint")) == "deep:1-1@disjoint" and str(read_spec(str(file))) == "deep"
+
+
+def test_limits_of_a_data_set_hold_in_the_default_preset(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE.format(name="limited"))
+    read_spec(str(tmp_path / "mine.py"))
+    found = {name: limits_in(method_layers(name, "default", None, "limited")) for name in ("mib", "lwf", "ft")}
+    assert found == {"mib": [("kd", "weight", 2.0)], "lwf": [("kd", "weight", 1.0)], "ft": []}
+    assert limits_in(method_layers("mib", "paper", None, "limited")) == []

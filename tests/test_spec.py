@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sdrseg.data.voc import CLASSES as VOC
 from sdrseg.errors import UsageError
-from sdrseg.scenario import PROTOCOLS, Spec, class_lists, parse_spec
+from sdrseg.scenario import PROTOCOLS, Spec, class_lists, find_source, parse_spec
 from sdrseg.scenario.spec import published_orders
 
 ADE = ("background", *(f"class {i}" for i in range(1, 151)))
@@ -122,11 +122,9 @@ def test_any_text_is_read_or_refused_with_a_usage_error(text):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("vox:15-1@disjoint", "unknown data set 'vox'; did you mean 'voc'?"),
         ("voc:15-1@disjiont", "unknown protocol 'disjiont'; did you mean 'disjoint'?"),
         ("voc:15-1", "says no protocol. Add one of @sequential, @disjoint, @overlapped"),
         ("voc@disjoint", "names a protocol but no task"),
-        ("VOC:15-1@disjoint", "unknown data set 'VOC'; did you mean 'voc'?"),
         ("voc:offline@disjoint", "takes no protocol @disjoint"),
         ("voc:random-5@overlapped", "takes no protocol @overlapped"),
         ("", "is not a specification"),
@@ -153,3 +151,9 @@ def test_what_is_wrong_is_named(text, said):
     with pytest.raises(UsageError) as error:
         lists(text)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["vox", "VOC"])
+def test_an_unknown_data_set_is_named(name):
+    with pytest.raises(UsageError, match=f"unknown data set '{name}'; did you mean 'voc'"):
+        find_source(name)

@@ -23,6 +23,9 @@ app = typer.Typer(
 DataPath = Annotated[Path | None, typer.Option("--data", metavar="PATH", help="The folder that holds the data set.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings in TOML.")]
 Assignments = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One setting.")]
+SourceFile = Annotated[
+    Path | None, typer.Option("--source", metavar="FILE.py", help="The file of a data set of your own.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON and nothing else.")]
 
 
@@ -52,9 +55,16 @@ def demo(
 
 @app.command()
 def data(
-    spec: Annotated[str, typer.Argument(help="voc, ade20k, folder, shapes, or a scenario such as voc:15-1@disjoint.")],
+    spec: Annotated[
+        str,
+        typer.Argument(
+            help="A data set (voc, ade20k, folder, shapes, FILE.py) or a scenario such as voc:15-1@disjoint."
+        ),
+    ],
     path: DataPath = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the picture grid goes.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save a picture grid of images and labels.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with exit code 1 if there is any problem.")] = False,
     config: ConfigFile = None,
     set: Assignments = None,
@@ -120,11 +130,15 @@ def train(
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     path: DataPath = None,
+    source: SourceFile = None,
     json: AsJson = False,
 ) -> None:
     """Score the saved models of a run again, and compare with what was measured when they were trained."""
+    from sdrseg.data import run_source_file
     from sdrseg.engine.show import evaluate_run
 
+    if source is not None:
+        run_source_file(source)
     if not evaluate_run(run, path, json):
         raise typer.Exit(1)
 
@@ -197,14 +211,18 @@ def report(
         Path | None, typer.Option(metavar="FILE", help="Where the page goes; by default named after the scenario.")
     ] = None,
     path: DataPath = None,
+    source: SourceFile = None,
     images: Annotated[int, typer.Option(min=0, max=100, help="How many test images to show; 0: none.")] = 10,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace FILE even if it is no report of sdrseg.")
     ] = False,
 ) -> None:
     """Compare runs in one HTML page that needs nothing else: scores, pictures, losses, latent space, settings."""
+    from sdrseg.data import run_source_file
     from sdrseg.report import write_report
 
+    if source is not None:
+        run_source_file(source)
     file, notes = write_report(runs, out, path, images, overwrite)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

@@ -19,6 +19,7 @@ from sdrseg.config.net import Net
 from sdrseg.config.sections import Data, Eval, Shapes, Train
 from sdrseg.config.switches import Ce, Cl, Enc, Importance, Kd, Latent, Pm, Proto, Sp
 from sdrseg.errors import UsageError
+from sdrseg.scenario.registry import find_source
 from sdrseg.scenario.spec import nearest
 
 
@@ -75,19 +76,6 @@ class Config:
         return plain
 
 
-BY_DATA_SET: dict[str, dict[str, dict[str, Any]]] = {
-    "ade20k": {"train": {"batch_size": 4, "epochs": 60}, "optim": {"lr": 1e-2, "lr_later": 1e-3}},
-    "shapes": {
-        "data": {"crop": 64},
-        "eval": {"transform": "full_image", "batch_size": 50},
-        "train": {"batch_size": 16, "epochs": 10},
-        "net": {"encoder": "toy16", "output_stride": 8, "weights": "none", "bn_momentum_encoder": 0.1},
-        "optim": {"lr": 0.05, "lr_later": 0.02, "decoder_lr_factor": 1.0, "decoder_lr_factor_later": 1.0},
-    },
-}
-"""What differs from the defaults (those of VOC) for each data set."""
-
-
 Layer = tuple[str, Mapping[str, Mapping[str, Any]]]  # where it comes from, and its values
 
 
@@ -98,7 +86,7 @@ def load_config(
 
     `between`: layers that come after the defaults of the data set and before the file: a preset and a method.
     """
-    layers: list[Layer] = [(data_set, BY_DATA_SET.get(data_set, {})), *between]
+    layers: list[Layer] = [(data_set, find_source(data_set).defaults), *between]
     if file is not None:
         layers.append((str(file), _read_toml(file)))
     layers += [(f"--set {text}", _assignment(text)) for text in assignments]

@@ -7,13 +7,15 @@ from collections import Counter
 from pathlib import Path
 from typing import TypeVar
 
-from sdrseg.config import BY_DATA_SET, Config, config_from
+from sdrseg.config import Config, config_from
+from sdrseg.data.ade20k import Ade20k
+from sdrseg.data.folder import AnyFolder
+from sdrseg.data.shapes import Shapes
 from sdrseg.data.source import MAX_CLASSES, Source, Split
+from sdrseg.data.voc import Voc
 from sdrseg.errors import DataError, UsageError
-from sdrseg.scenario.spec import SOURCES
-
-OWN: dict[str, type[Source]] = {}
-"""The data sets that `register_source` has added, by name."""
+from sdrseg.own_files import run_file
+from sdrseg.scenario import SOURCES, Spec, find_source, parse_spec
 
 S = TypeVar("S", bound=type[Source])
 
@@ -25,52 +27,58 @@ def register_source(source: S) -> S:
     who, name = source.__qualname__, getattr(source, "name", None)
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][\w-]*", name):
         raise UsageError(f'{who}: give the class a line `name = "…"`: a letter, then letters, digits, _ and -.')
-    if OWN.get(name) is source:
-        return source
-    if name in SOURCES:
+    if SOURCES.get(name, source) is not source:
         raise UsageError(f"{who}: there is a data set {name!r} already.")
     if missing := sorted(source.__abstractmethods__):
         raise UsageError(f"{who}: give the class the methods it lacks: {', '.join(missing)}.")
     config_from(source.defaults, f"{who}.defaults")
-    OWN[name] = source
-    SOURCES.append(name)
-    BY_DATA_SET[name] = {section: dict(keys) for section, keys in source.defaults.items()}
+    for weights in source.limits.values():
+        for key, most in weights.items():
+            section, _, setting = key.partition(".")
+            config_from({section: {setting: most}}, f"{who}.limits")
+    SOURCES[name] = source
     return source
+
+
+for _source in (Voc, Ade20k, AnyFolder, Shapes):
+    register_source(_source)
+
+
+def read_spec(text: str) -> Spec:
+    """A specification as a user gives it: FILE.py in place of a data set's name runs that file.
+
+    `parse_spec` never does: use it for what is read from a run.
+    """
+    match = re.match(r"(.+?\.py)(?=[:@]|$)", text.strip(), re.DOTALL)
+    if match is None:
+        return parse_spec(text)
+    return parse_spec(run_source_file(Path(match[1])) + text.strip()[match.end() :])
+
+
+def run_source_file(file: Path) -> str:
+    """Run a file that registers one data set, and return its name."""
+    names = run_file(file, SOURCES)
+    if len(names) != 1:
+        what = f"{len(names)} data sets: {', '.join(names)}. Leave one" if names else "no data set. Register one"
+        raise UsageError(f"{file}: registers {what}, with @sdrseg.register_source above its class.")
+    return names[0]
 
 
 def open_source(name: str, path: Path | None, config: Config) -> Source:
     """Open a data set by name; `path` is the folder that holds it (a generated one needs none)."""
-    if name == "shapes":
-        from sdrseg.data.shapes import Shapes
-
-        if path is not None:
-            raise UsageError(f"shapes is generated and takes no --data {path}. Its settings are shapes.size and so on.")
-        return Shapes(config.shapes.size, config.shapes.train, config.shapes.val, config.shapes.seed)
-    if name in OWN and not OWN[name].needs_folder:
-        if path is not None:
-            raise UsageError(f"{name} takes no --data {path}.")
-        return _checked(OWN[name]())
-    if path is None:
+    source = find_source(name)
+    assert issubclass(source, Source)
+    if not source.needs_folder and path is not None:
+        raise UsageError(f"{name} takes no --data {path}: it needs no folder.")
+    if source.needs_folder and path is None:
         raise UsageError(f"{name} needs --data PATH, the folder that holds it.")
-    if not path.is_dir():
+    if path is not None and not path.is_dir():
         raise DataError(f"{path}: no such folder.")
-    if name in OWN:
-        return _checked(OWN[name](path))  # type: ignore[call-arg]
-    if name == "voc":
-        from sdrseg.data.voc import Voc
-
-        return Voc(path)
-    if name == "ade20k":
-        from sdrseg.data.ade20k import Ade20k
-
-        return Ade20k(path)
-    from sdrseg.data.folder import open_folder
-
-    return open_folder(path)
+    return _checked(source.open(path, config))
 
 
 def _checked(source: Source) -> Source:
-    """A user's own data set, if it keeps the promises of `Source`; of the pictures only the first two are looked at."""
+    """The data set, if it keeps the promises of `Source`; of the pictures only the first two are looked at."""
     classes = getattr(source, "classes", ())
     named = isinstance(classes, tuple) and all(isinstance(name, str) for name in classes)
     if not named or not 2 <= len(set(classes)) == len(classes) <= MAX_CLASSES:

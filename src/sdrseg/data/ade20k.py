@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
+from typing import ClassVar
 
 from sdrseg.data.source import PICTURE_SUFFIXES, PictureFiles, Problem, Split, find_by_id
 from sdrseg.errors import DataError
@@ -22,6 +23,7 @@ class Ade20k(PictureFiles):
     name = "ade20k"
     score_background = False
     partition = "balanced"
+    defaults: ClassVar = {"train": {"batch_size": 4, "epochs": 60}, "optim": {"lr": 1e-2, "lr_later": 1e-3}}
 
     def __init__(self, path: Path):
         super().__init__()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sdrseg.config import load_config
-from sdrseg.data import open_source
+from sdrseg.data import open_source, read_spec
 from sdrseg.data.audit import Holdings, StepFacts, obeyed, step_facts, take_stock
 from sdrseg.data.picture import check_may_write, save_grid
 from sdrseg.data.source import Source
-from sdrseg.scenario import Scenario, build_scenario, class_lists, parse_spec
+from sdrseg.scenario import Scenario, build_scenario, class_lists
 from sdrseg.terminal import console, print_json, print_table, progress
 
 
@@ -24,11 +23,11 @@ def inspect_data(
     assignments: Sequence[str],
     json: bool,
 ) -> int:
-    """Print everything about a data set (and a scenario on it), save a picture grid; return the number of problems."""
-    spec = parse_spec(spec_text)
+    """Print what a data set (and a scenario on it) holds, save a picture if asked to; return the number of problems."""
+    spec = read_spec(spec_text)
     config = load_config(spec.source, config_file, assignments)
-    file = picture or Path(re.sub(r"[^\w.-]+", "-", str(spec))[:100] + ".png")
-    check_may_write(file)
+    if picture is not None:
+        check_may_write(picture)
     source = open_source(spec.source, path, config)
     if spec.task is not None:
         class_lists(spec, source.classes)  # a wrong task is said before thousands of files are read
@@ -38,18 +37,19 @@ def inspect_data(
     if spec.task is not None:
         scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **config.scenario_policy())
         facts = step_facts(scenario, indexes["train"])
-    save_grid(source, scenario, file)
+    if picture is not None:
+        save_grid(source, scenario, picture)
     if json:
-        print_json(_as_json(str(spec), holdings, source, scenario, facts, file) | {"config": config.to_dict()})
+        print_json(_as_json(str(spec), holdings, source, scenario, facts, picture) | {"config": config.to_dict()})
     else:
-        _print(holdings, source, scenario, facts, file)
+        _print(holdings, source, scenario, facts, picture)
     return len(holdings.problems)
 
 
 def _as_json(
-    spec: str, holdings: Holdings, source: Source, scenario: Scenario | None, facts: list[StepFacts], file: Path
+    spec: str, holdings: Holdings, source: Source, scenario: Scenario | None, facts: list[StepFacts], file: Path | None
 ) -> dict[str, Any]:
-    result: dict[str, Any] = {"spec": spec, "picture": str(file)} | holdings.to_dict()
+    result: dict[str, Any] = {"spec": spec, "picture": None if file is None else str(file)} | holdings.to_dict()
     if scenario is not None:
         result["steps"] = [
             {"step": s.number, "new": _names(source, s.new), "new_ids": s.new, "train": len(s.train_ids)}
@@ -62,7 +62,9 @@ def _as_json(
     return result
 
 
-def _print(holdings: Holdings, source: Source, scenario: Scenario | None, facts: list[StepFacts], file: Path) -> None:
+def _print(
+    holdings: Holdings, source: Source, scenario: Scenario | None, facts: list[StepFacts], file: Path | None
+) -> None:
     out = console()
     splits = list(holdings.images)
     title = f"{holdings.name}: " + ", ".join(f"{holdings.images[s]:,} {s}" for s in splits) + " images"
@@ -99,7 +101,8 @@ def _print(holdings: Holdings, source: Source, scenario: Scenario | None, facts:
         )
     else:
         out.print("No problems found in any file.")
-    out.print(f"Picture grid: {file}", soft_wrap=True)
+    if file is not None:
+        out.print(f"Picture grid: {file}", soft_wrap=True)
 
 
 def _names(source: Source, ids: Sequence[int]) -> list[str]:

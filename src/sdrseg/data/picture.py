@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from PIL import Image
 
-from sdrseg.data.source import VOID, Array, Source, palette
+from sdrseg.colours import colour_table
+from sdrseg.data.source import VOID, Array, Source
 from sdrseg.errors import DataError, SdrsegError
 from sdrseg.files import atomic_writer
 from sdrseg.scenario import Scenario
@@ -54,8 +55,7 @@ def save_grid(source: Source, scenario: Scenario | None, file: Path) -> None:
         rows = [(_title(source, s.new, s.number), s.train_ids, s.train_table) for s in scenario.steps]
         channels = scenario.steps[-1].channels
     left_out, rows = len(rows[MAX_ROWS:]), rows[:MAX_ROWS]
-    colours = palette()
-    colours[VOID] = 255
+    colours = colour_table()
     width, height = COLUMNS * CELL[0], len(rows) * CELL[1] + LEGEND
     figure = Figure(figsize=(width, height), dpi=110)
     FigureCanvasAgg(figure)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import AvifImagePlugin, Image, ImageOps
 
+from sdrseg.config import Config
 from sdrseg.errors import DataError
 from sdrseg.scenario import VOID as VOID
 
@@ -54,9 +55,16 @@ class Source(ABC):
     partition: Literal["latest", "balanced"] = "latest"
     """How disjoint steps share the images: each to the step of its latest class, or balanced by a greedy pass."""
     needs_folder: ClassVar[bool] = True
-    """Of a user's own data set: opened with the folder that --data names, or with nothing."""
+    """Whether it is opened with the folder that --data names, or without one."""
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Of a user's own data set: settings that differ from those of VOC, such as {"train": {"epochs": 10}}."""
+    """Settings that differ from those of VOC, such as {"train": {"epochs": 10}}."""
+    limits: ClassVar[Mapping[str, Mapping[str, float]]] = {}
+    """The largest weights of a method in the default preset, by its name or "*": {"*": {"kd.weight": 5.0}}."""
+
+    @classmethod
+    def open(cls, path: Path | None, config: Config) -> Source:
+        """Open the data set; `path` is what --data names, None for one that needs no folder."""
+        return cls() if path is None else cls(path)  # type: ignore[call-arg]
 
     @abstractmethod
     def ids(self, split: Split) -> tuple[str, ...]:
@@ -228,16 +236,6 @@ def find_by_id(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[dic
 PICTURE_SUFFIXES = frozenset(
     ".avif .bmp .gif .jpeg .jpg .jp2 .pgm .png .ppm .tif .tiff .webp".split()  # what Pillow reads and people use
 )
-
-
-def palette(classes: int = 256) -> NDArray[np.uint8]:
-    """The VOC colours, (classes, 3): class bits spread over the high bits of red, green and blue."""
-    ids = np.arange(classes)
-    colours = np.zeros((classes, 3), np.uint8)
-    for bit in range(8):
-        for channel in range(3):
-            colours[:, channel] |= (((ids >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
-    return colours
 
 
 Progress = Callable[[int, int], None]

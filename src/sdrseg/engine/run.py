@@ -12,6 +12,7 @@ from timm.layers.norm_act import convert_sync_batchnorm
 
 from sdrseg import __version__
 from sdrseg.config import Config, load_config
+from sdrseg.data import read_spec
 from sdrseg.data.batches import train_batches
 from sdrseg.data.order import TrainOrder
 from sdrseg.engine.bases import RECIPE
@@ -34,7 +35,7 @@ from sdrseg.methods.finetune import Offline
 from sdrseg.methods.latent import require_official
 from sdrseg.methods.own import file_digest, require_super, require_weights
 from sdrseg.network import Network, build_network, statistics_warning
-from sdrseg.scenario import Step, parse_spec
+from sdrseg.scenario import Step
 from sdrseg.weights import load_weights
 
 Assembled = tuple[Method, Network, Network | None]  # method, student, teacher
@@ -61,7 +62,7 @@ def train(
     out = Path(out)
     data, config_file, bases, offline = (None if p is None else Path(p) for p in (data, config_file, bases, offline))
     method_name = resolve_method(method_name)
-    spec = parse_spec(spec_text)
+    spec = read_spec(spec_text)
     layers = method_layers(method_name, preset, spec.task, spec.source)
     config = load_config(spec.source, config_file, assignments, layers)
     if config.eval.every and config.train.holdout == 0:

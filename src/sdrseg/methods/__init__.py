@@ -18,6 +18,7 @@ from sdrseg.methods.own import load_method_file, source_digest
 from sdrseg.methods.presets import PRESETS
 from sdrseg.methods.sdr import SDR, SDRMiB
 from sdrseg.methods.studies import STUDIES
+from sdrseg.scenario.registry import find_source
 from sdrseg.scenario.spec import nearest
 
 __all__ = [
@@ -89,13 +90,6 @@ def list_methods(pattern: str = "*") -> list[type[Method]]:
 
 
 LIMITED = "limits of the data set"
-LIMITS: dict[str, dict[str, float]] = {
-    "shapes": {"kd.weight": 5.0, "enc.weight": 1.0, "importance.weight": 15.0},
-    "shapes lwf-mc": {"kd.weight": 1.0},  # it adds up over classes
-}
-"""The largest weights in the default preset, by data set. Generated data is learned at rates far above those of VOC,
-and what has to stay small is the product: distillation by scripts/tune_shapes.py (ILT and LwF-MC diverge at 5),
-importance because 2·λ·I·lr < 1.36 and I may be 2 (RW)."""
 
 
 def method_layers(
@@ -107,7 +101,8 @@ def method_layers(
     method = find_method(name)
     values = method.values(preset, task)
     layers = [(f"preset {preset}", _nested(PRESETS[preset])), (f"method {name}", _nested(values))]
-    limits = LIMITS.get(data_set, {}) | LIMITS.get(f"{data_set} {name}", {}) if preset == "default" else {}
+    given = find_source(data_set).limits if data_set and preset == "default" else {}
+    limits = {**given.get("*", {}), **given.get(name, {})}
     limited = {key: From(most, "") for key, most in limits.items() if key in values and values[key].value > most}
     return [*layers, (LIMITED, _nested(limited))] if limited else layers
 

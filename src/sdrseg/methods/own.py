@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import sys
-import traceback
 from pathlib import Path
 
 from sdrseg.errors import UsageError
 from sdrseg.methods.base import Method
+from sdrseg.own_files import OWN, run_file
 
-OWN = "sdrseg_own_"
-_LOADED: dict[Path, tuple[str, list[str]]] = {}  # files of this process: their digest and the methods they registered
 _DIGESTS: dict[type[Method], str] = {}
 
 
@@ -21,7 +18,7 @@ def load_method_file(text: str, known: dict[str, type[Method]]) -> str:
     """FILE.py, or FILE.py:NAME where the file registers several: run the file and return the name of the method."""
     head, colon, wanted = text.rpartition(":")
     file, wanted = (Path(head), wanted) if colon and head.endswith(".py") else (Path(text), "")
-    names = _run(file, known)
+    names = run_file(file, known)
     if not names:
         raise UsageError(f"{file}: registers no method. Put @sdrseg.register_method above your class.")
     if wanted and wanted not in names:
@@ -29,44 +26,6 @@ def load_method_file(text: str, known: dict[str, type[Method]]) -> str:
     if not wanted and len(names) > 1:
         raise UsageError(f"{file}: registers {', '.join(names)}. Say which one: {file}:{names[0]}")
     return wanted or names[0]
-
-
-def _run(file: Path, known: dict[str, type[Method]]) -> list[str]:
-    """Run a file once a process; the names that it registers."""
-    try:
-        content, place = file.read_bytes(), file.resolve()
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read ({error.strerror}).") from error
-    digest = hashlib.sha256(content).hexdigest()
-    if place in _LOADED and _LOADED[place][0] == digest:
-        return _LOADED[place][1]
-    for name in _LOADED.pop(place, ("", []))[1]:  # the file has changed since
-        known.pop(name, None)
-    before = set(known)
-    module_name = f"{OWN}{hashlib.sha256(str(place).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(module_name, place)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        for name in set(known) - before:
-            del known[name]
-        if isinstance(error, UsageError):
-            raise UsageError(f"{file}: {error}") from error
-        if not isinstance(error, Exception):
-            raise
-        line: int | str | None = next(
-            (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(place)), "?"
-        )
-        what = str(error)
-        if isinstance(error, SyntaxError) and error.filename == str(place):
-            line, what = error.lineno or "?", error.msg
-        raise UsageError(f"{file}, line {line}: {type(error).__name__}: {what}") from error
-    names = [name for name in known if name not in before]
-    _LOADED[place] = (digest, names)
-    return names
 
 
 def file_digest(method: type[Method]) -> str:

@@ -18,9 +18,9 @@ from sdrseg.colours import Colour, class_colours
 from sdrseg.config import Config, config_from, load_config
 from sdrseg.engine.folder import RunFolder
 from sdrseg.errors import SdrsegError
-from sdrseg.methods import method_layers
+from sdrseg.methods import METHODS, method_layers
 from sdrseg.metrics import StepScore, summary
-from sdrseg.scenario import parse_spec
+from sdrseg.scenario import SOURCES, find_source, parse_spec
 
 Entry = dict[str, Any]
 
@@ -183,12 +183,14 @@ def command_line(run: RunRecord) -> str:
     method, preset = run.identity["method"], run.identity["preset"]
     words = ["sdrseg", "train", str(spec), "--method", method]
     words += ["--preset", preset] if preset != "default" else []
-    words += ["--data", "PATH"] if spec.source != "shapes" else []
     try:
+        words += ["--data", "PATH"] if find_source(spec.source).needs_folder else []
         usual = load_config(spec.source, None, [], method_layers(method, preset, spec.task, spec.source)).to_dict()
-    except SdrsegError:  # a method of the user's own, not known here: say every setting
+    except SdrsegError:  # a method or a data set of the user's own, not known here: say every setting
         usual = {}
-        words[4] = f"FILE.py:{method}"
+        words[4] = method if method in METHODS else f"FILE.py:{method}"
+        if spec.source not in SOURCES:
+            words[2] = f"FILE.py{str(spec).removeprefix(spec.source)}"
     for section, keys in run.config.to_dict().items():
         for key, value in keys.items():
             if section not in usual or usual[section][key] != value:

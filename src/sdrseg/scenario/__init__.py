@@ -1,6 +1,18 @@
 """From "voc:15-1@disjoint" to steps. Pure data: no torch, and no files but the published lists in the package."""
 
-from sdrseg.scenario.spec import PROTOCOLS, SOURCES, Spec, class_lists, parse_spec
+from sdrseg.scenario.registry import SOURCES, find_source
+from sdrseg.scenario.spec import PROTOCOLS, Spec, class_lists, parse_spec
 from sdrseg.scenario.steps import VOID, Scenario, Step, build_scenario
 
-__all__ = ["PROTOCOLS", "SOURCES", "VOID", "Scenario", "Spec", "Step", "build_scenario", "class_lists", "parse_spec"]
+__all__ = [
+    "PROTOCOLS",
+    "SOURCES",
+    "VOID",
+    "Scenario",
+    "Spec",
+    "Step",
+    "build_scenario",
+    "class_lists",
+    "find_source",
+    "parse_spec",
+]

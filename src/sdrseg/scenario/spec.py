@@ -24,8 +24,6 @@ from sdrseg.errors import UsageError
 
 LabelProtocol = Literal["sequential", "disjoint", "overlapped"]
 PROTOCOLS: tuple[str, ...] = get_args(LabelProtocol)
-SOURCES = ["voc", "ade20k", "folder", "shapes"]
-"""The data sets that a specification may name; `sdrseg.data.register_source` adds a user's own."""
 ClassLists = tuple[tuple[int, ...], ...]
 
 # The names that earlier code gave to some tasks.
@@ -63,13 +61,14 @@ class Spec:
 
 
 def parse_spec(text: str) -> Spec:
-    """Take a specification apart; what cannot be understood is named together with the nearest valid word."""
+    """Take a specification apart; what cannot be understood is named together with the nearest valid word.
+
+    Whether the data set is known, `find_source` says.
+    """
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a specification. Write SOURCE:TASK@PROTOCOL, such as voc:15-1@disjoint.")
     source, task, protocol = match["source"], match["task"], match["protocol"]
-    if source not in SOURCES:
-        raise UsageError(f"{text!r}: unknown data set {source!r}{nearest(source, SOURCES)}")
     if protocol is not None and protocol not in PROTOCOLS:
         raise UsageError(f"{text!r}: unknown protocol {protocol!r}{nearest(protocol, PROTOCOLS)}")
     if task is None:

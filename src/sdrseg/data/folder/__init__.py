@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sdrseg.config import Config
 from sdrseg.data.folder.coco import Coco, annotation_files
 from sdrseg.data.folder.masks import Folder
 from sdrseg.data.folder.splits import LAYOUTS
 from sdrseg.data.source import Source
 from sdrseg.errors import DataError
+
+
+class AnyFolder(Folder):
+    """The data set `folder`: opened as what is found in it."""
+
+    @classmethod
+    def open(cls, path: Path | None, config: Config) -> Source:
+        assert path is not None
+        return open_folder(path)
 
 
 def open_folder(root: Path) -> Source:

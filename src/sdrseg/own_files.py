@@ -1,0 +1,60 @@
+"""A user's own Python files: run once a process, for what they register."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from sdrseg.errors import UsageError
+
+OWN = "sdrseg_own_"
+"""How the names of modules made from a user's files begin."""
+
+_LOADED: dict[tuple[Path, int], tuple[str, list[str]]] = {}  # by file and registry: its digest, what it registered
+
+
+def run_file(file: Path, known: dict[str, Any]) -> list[str]:
+    """Run a file, if this process has not yet; the names that it registers in `known`."""
+    try:
+        content, place = file.read_bytes(), file.resolve()
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror}).") from error
+    digest, key = hashlib.sha256(content).hexdigest(), (place, id(known))
+    if key in _LOADED and _LOADED[key][0] == digest and all(name in known for name in _LOADED[key][1]):
+        return _LOADED[key][1]
+    for name in _LOADED.pop(key, ("", []))[1]:  # the file has changed since
+        known.pop(name, None)
+    before = set(known)
+    module_name = f"{OWN}{hashlib.sha256(str(place).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(module_name, place)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{file}: is no Python file; its name has to end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        for name in set(known) - before:
+            del known[name]
+        if isinstance(error, UsageError):
+            raise UsageError(f"{file}: {error}") from error
+        if not isinstance(error, Exception):
+            raise
+        raise UsageError(_told(file, place, error)) from error
+    names = [name for name in known if name not in before]
+    _LOADED[key] = (digest, names)
+    return names
+
+
+def _told(file: Path, place: Path, error: Exception) -> str:
+    line: int | str | None = next(
+        (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(place)), "?"
+    )
+    what = str(error)
+    if isinstance(error, SyntaxError) and error.filename == str(place):
+        line, what = error.lineno or "?", error.msg
+    return f"{file}, line {line}: {type(error).__name__}: {what}"
