@@ -11,6 +11,7 @@ import typer
 
 from sdrseg import __version__
 from sdrseg.errors import SdrsegError
+from sdrseg.study.verbs import add_verbs
 
 app = typer.Typer(
     help="Continual semantic segmentation: learn new classes without the old images and without forgetting.",
@@ -254,6 +255,9 @@ def import_base(
     from sdrseg.engine.bases import BaseStore
 
     print(f"base {BaseStore(bases).take_in(folder)} is in the store")
+
+
+add_verbs(app)
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ class Run:
     )
 
 
-FREE = {"data.workers", "data.cache"} | {
+FREE = {"data.workers", "data.cache", "eval.also"} | {
     f"run.{name}" for name in ("speed", "save_minutes", "log_every", "on_bad_image")
 }
 """What may differ when a run is resumed."""

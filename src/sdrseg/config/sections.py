@@ -41,6 +41,9 @@ class Eval:
     transform: Literal["crop512", "full_image"] = setting(
         "crop512", "crop512: shorter side to 512, centre crop (the paper); full_image: every pixel at native size"
     )
+    also: Literal["none", "crop512", "full_image"] = setting(
+        "none", "score the last step a second time, with this transform: steps/N/metrics-TRANSFORM.json"
+    )
     future: Literal["ignore", "background"] = setting(
         "ignore", "classes of later steps at test time: left out, or scored as background"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batches, eval_batches
 from sdrseg.data.index import map_with_threads
 from sdrseg.distributed import Everyone
-from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.files import write_json
@@ -46,12 +47,15 @@ def confusion(fabric: Fabric, network: Network, batches: Batches, classes: int) 
     return result
 
 
-def score(job: Job, step: Step, network: Network) -> StepScore:
-    """The scores of a network on the images of a step."""
+def score(job: Job, step: Step, network: Network, transform: str | None = None) -> StepScore:
+    """The scores of a network on the images of a step; `transform`: another than eval.transform."""
+    config = job.config
+    if transform is not None:
+        config = replace(config, eval=replace(config.eval, transform=transform))  # type: ignore[arg-type]
     last = job.scenario.steps[-1]
     sizes = job.indexes[step.test_split].size_by_id
     cache = job.cache("score", step.test_split, sorted({*last.test_ids, *step.test_ids}))
-    batches = eval_batches(job.source, step.test_ids, sizes, step.test_table, job.config, share=job.share, cache=cache)
+    batches = eval_batches(job.source, step.test_ids, sizes, step.test_table, config, share=job.share, cache=cache)
     matrix = confusion(job.fabric, network, batches, len(step.channels))
     names = tuple(job.scenario.classes[c] for c in step.channels)
     return StepScore(step.number, names, len(job.scenario.steps[0].channels), matrix)
@@ -84,12 +88,12 @@ def require_held_out(job: Job) -> None:
         )
 
 
-def score_saved(job: Job, step: Step) -> StepScore:
+def score_saved(job: Job, step: Step, transform: str | None = None) -> StepScore:
     """The scores of a step's saved model."""
     _, model, _ = job.folder.load_step(step.number)
     network = build_network(job.config.net, len(step.channels))
     network.load_state_dict(model)
-    return score(job, step, network.place_on(job.fabric.device))
+    return score(job, step, network.place_on(job.fabric.device), transform)
 
 
 def score_step(job: Job, step: Step) -> None:
@@ -100,6 +104,20 @@ def score_step(job: Job, step: Step) -> None:
         if job.log is not None:
             job.log.write("score", step=step.number, miou=result.miou(), scored_on=job.scored_on)
         job.display.scored(result)
+
+
+def score_also(job: Job) -> None:
+    """Score the last step with the transform of eval.also, too, if that is another one and not done yet."""
+    transform, step = job.config.eval.also, job.scenario.steps[-1]
+    file = job.folder.step(step.number) / second_score(transform)
+    if transform in ("none", job.config.eval.transform) or file.exists():
+        return
+    result = score_saved(job, step, transform)
+    if job.everyone.rank == 0:
+        write_json(file, {**result.to_dict(), "scored_on": job.scored_on})
+        if job.log is not None:
+            job.log.write("score_also", step=step.number, transform=transform, miou=result.miou())
+        job.display.say(f"step {step.number}: mIoU with {transform}: {100 * (result.miou()['all'] or 0):.1f}")
 
 
 def summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +34,25 @@ PACKAGES = (
 FORMAT = 1
 STATES = ("a.safetensors", "b.safetensors")  # of the state within a step: one is kept while the other is written
 _HELD: set[Path] = set()  # run folders that this process has taken: record locks do not work within one process
+
+
+def second_score(transform: str) -> str:
+    """The file of the last step's score with another transform than eval.transform."""
+    return f"metrics-{transform}.json"
+
+
+def source_commit() -> str | None:
+    """The Git commit of the source that runs: $SDRSEG_COMMIT, or that of the checkout it lies in; else None."""
+    if given := os.environ.get("SDRSEG_COMMIT"):
+        return given
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 class RunFolder:
@@ -135,6 +155,7 @@ class RunFolder:
                 versions[package] = "absent"
         here = {
             "sdrseg": __version__,
+            "commit": source_commit(),
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.machine()}",
             "device": device,

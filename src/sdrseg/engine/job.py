@@ -20,7 +20,7 @@ from sdrseg.data.order import Share
 from sdrseg.data.source import Source, Split
 from sdrseg.distributed import Everyone
 from sdrseg.engine.bases import BaseStore, base_key, base_of
-from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.folder import RunFolder, source_commit
 from sdrseg.engine.launch import Interruption, make_fabric
 from sdrseg.engine.watch import Log
 from sdrseg.errors import SdrsegError
@@ -136,10 +136,11 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
     """Take the run folder and write down what the run is. Whoever calls this closes it, whatever happens."""
     if job.folder.open(identity, job.config) and (job.folder.path / "scenario.json").exists():
         _require_same_data(job, job.folder.read_json("scenario.json"))
-    job.folder.note_environment(_device_name(job.fabric.device), job.everyone.world)
+    device = _device_name(job.fabric.device)
+    job.folder.note_environment(device, job.everyone.world)
     write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": _digests(job)})
     job.log = Log(job.folder.path)
-    job.log.write("start", **identity, processes=job.everyone.world)
+    job.log.write("start", **identity, processes=job.everyone.world, device=device, commit=source_commit())
     for warning in job.scenario.warnings:
         job.display.say(f"warning: {warning}")
 

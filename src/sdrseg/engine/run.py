@@ -24,7 +24,7 @@ from sdrseg.engine.checkpoint import (
     under_prefix,
     with_prefix,
 )
-from sdrseg.engine.evaluate import offline_iou, require_held_out, score, score_step, summarise
+from sdrseg.engine.evaluate import offline_iou, require_held_out, score, score_also, score_step, summarise
 from sdrseg.engine.fit import fit, learning_rates, make_optimiser
 from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.passes import make_pass
@@ -103,6 +103,7 @@ def train(
                 if not job.folder.has_metrics(step.number):
                     score_step(job, step)
                 job.fabric.barrier()
+            score_also(job)
             return summarise(job, bound)
     finally:
         job.display.close()
@@ -142,6 +143,7 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
         order.load_state_dict(facts["order"])
         if job.log is not None:
             job.log.cut(facts["log_bytes"])
+            job.log.write("resume", step=step.number, iteration=done)
         job.display.say(f"step {step.number}: goes on at iteration {done} of {iterations}")
     elif job.log is not None:
         job.log.cut_step(step.number)

@@ -173,7 +173,7 @@ def _other_scenario(first: RunRecord, other: RunRecord) -> str | None:
 def scored_differently(runs: Sequence[RunRecord]) -> list[str]:
     """Settings of the scoring that are not the same in all runs."""
     values = [run.config.to_dict()["eval"] for run in runs]
-    free = ("batch_size", "every")
+    free = ("batch_size", "every", "also")
     return [f"eval.{key}" for key in values[0] if key not in free and len({str(v[key]) for v in values}) > 1]
 
 

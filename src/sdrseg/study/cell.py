@@ -1,0 +1,228 @@
+"""A cell: one finished run as one small JSON file with fixed keys. Tables, figures and docs/results.md come from cells.
+
+A cell needs no model: config.json, scenario.json, summary.json, steps/*/metrics.json and log.jsonl of a run are enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from sdrseg.config import Config, config_from, load_config
+from sdrseg.config.engine import FREE
+from sdrseg.config.sections import Eval
+from sdrseg.engine.folder import RunFolder, second_score
+from sdrseg.errors import SdrsegError
+from sdrseg.files import write_json
+from sdrseg.methods import method_layers
+from sdrseg.metrics import StepScore, mean_of, pixel_accuracy
+from sdrseg.scenario import parse_spec
+
+Cell = dict[str, Any]
+
+IDENTITY = ("dataset", "scenario", "protocol", "method", "preset", "seed")
+SETUP = ("encoder", "decoder", "crop", "batch", "epochs", "eval", "augment", "lr", "bn", "weights")
+SCORES = ("old", "new", "all", "all_full_image", "pixel_accuracy", "all_no_background")
+DETAILS = ("also", "per_class", "per_step", "forgetting", "step_averaged", "scored_on")
+ORIGIN = ("base", "seconds", "images_per_second", "device", "version", "commit", "settings", "setup", "config")
+KEYS = (*IDENTITY, *SETUP, *SCORES, *DETAILS, *ORIGIN)
+
+
+def cell_of(run: Path) -> Cell:
+    """The cell of a finished run. Scores are per cent, background included unless a key says otherwise."""
+    folder = RunFolder(run)
+    saved = folder.read_json("config.json")
+    if not (run / "summary.json").exists():
+        raise SdrsegError(f"{run}: not finished yet. Give the command that began it again, then ask for its result.")
+    config = config_from(saved["config"], str(run / "config.json"))
+    spec, done = parse_spec(saved["spec"]), folder.read_json("summary.json")
+    last = int(done["steps"]) - 1
+    scores = [StepScore.from_dict(folder.read_json(f"steps/{k}/metrics.json")) for k in range(last + 1)]
+    first, later = config.of_step(0), config.of_step(1)
+    main = _means(scores[-1])
+    also = _second(folder, last, config)
+    by_transform = {config.eval.transform: main["all"]} | ({also["eval"]: also["all"]} if also else {})
+    cell: Cell = {
+        "dataset": spec.source,
+        "scenario": spec.task if spec.seed is None else f"{spec.task}~{spec.seed}",
+        "protocol": spec.protocol,
+        "method": saved["method"],
+        "preset": saved["preset"],
+        "seed": config.train.seed,
+        "encoder": config.net.encoder,
+        "decoder": config.net.decoder,
+        "crop": config.data.crop,
+        "batch": [first.train.batch_size, later.train.batch_size],
+        "epochs": [first.train.epochs, later.train.epochs],
+        "eval": config.eval.transform,
+        "augment": config.data.augment,
+        "lr": [config.optim.lr, config.optim.lr_later],
+        "bn": config.net.bn_later,
+        "weights": Path(config.net.weights).name,
+        **main,
+        "all_full_image": by_transform.get("full_image"),
+        "also": also,
+        "per_class": _per_class(scores),
+        "per_step": [{"step": score.step, **_means(score)} for score in scores],
+        "forgetting": _percent(done["forgetting"]["final"]),
+        "step_averaged": _percent(done["step_averaged_miou"]),
+        "scored_on": done["scored_on"],
+        **_origin(folder, saved, config),
+        "settings": _settings(saved, config),
+        "setup": _hash(saved, config, seed=False),
+        "config": _hash(saved, config, seed=True),
+    }
+    return {key: cell[key] for key in KEYS}
+
+
+def write_cell(run: Path, out: Path) -> Path:
+    """Write the cell of a run into the folder `out`; the same result again is left as it is."""
+    cell = cell_of(run)
+    file = out / f"{cell_name(cell)}.json"
+    if not file.exists():
+        write_json(file, cell)
+    elif read_cell(file) != cell:
+        raise SdrsegError(f"{file} holds another result of this configuration. Move it away, or name another folder.")
+    return file
+
+
+def cell_name(cell: Cell) -> str:
+    """The name of a cell's file: what it is, and the beginning of its configuration's hash."""
+    scenario = "".join(c if c.isalnum() or c in "-~" else "_" for c in str(cell["scenario"]))[:60]
+    parts = [cell["dataset"], scenario, cell["protocol"], cell["method"], cell["preset"], f"seed{cell['seed']}"]
+    return "-".join(map(str, parts)) + f"-{cell['config'][:8]}"
+
+
+def read_cell(file: Path) -> Cell:
+    """A cell from its file."""
+    try:
+        cell = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SdrsegError(f"{file}: cannot be read ({error}). Make it again with `sdrseg result RUN`.") from error
+    if not isinstance(cell, dict) or (missing := [key for key in KEYS if key not in cell]):
+        lacks = f" (it has no {missing[0]})" if isinstance(cell, dict) else ""
+        raise SdrsegError(f"{file}: not a result{lacks}. Make it again with `sdrseg result RUN`.")
+    return cell
+
+
+def read_cells(places: Sequence[Path]) -> list[Cell]:
+    """Cells from files, folders of such files, and finished runs."""
+    cells = []
+    for place in places:
+        if (place / "config.json").exists():
+            cells.append(cell_of(place))
+        elif place.is_dir():
+            cells += [read_cell(file) for file in sorted(place.glob("*.json"))]
+        else:
+            cells.append(read_cell(place))
+    return cells
+
+
+def _means(score: StepScore) -> dict[str, float | None]:
+    miou, accuracy = score.miou(), pixel_accuracy(score.confusion)
+    return {name: _percent(miou[name]) for name in ("old", "new", "all")} | {
+        "pixel_accuracy": _percent(mean_of(accuracy, range(len(score.names)))),
+        "all_no_background": _percent(miou["all_without_background"]),
+    }
+
+
+def _second(folder: RunFolder, last: int, config: Config) -> dict[str, Any] | None:
+    """The score of the last step with another transform, where there is one."""
+    for transform in get_args(get_type_hints(Eval)["transform"]):
+        name = f"steps/{last}/{second_score(transform)}"
+        if transform != config.eval.transform and (folder.path / name).exists():
+            score = StepScore.from_dict(folder.read_json(name))
+            return {"eval": transform, **_means(score)}
+    return None
+
+
+def _per_class(scores: Sequence[StepScore]) -> list[dict[str, Any]]:
+    """IoU and pixel accuracy of each class at the end, and its IoU after the step that brought it."""
+    end = scores[-1]
+    accuracy = pixel_accuracy(end.confusion)
+    rows = []
+    for channel, name in enumerate(end.names):
+        step = next(score for score in scores if len(score.names) > channel)
+        values = {"iou": end.iou[channel], "accuracy": accuracy[channel], "iou_when_new": step.iou[channel]}
+        rows.append({"name": name, "step": step.step, **{key: _percent(value) for key, value in values.items()}})
+    return rows
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None or value != value else round(100 * float(value), 4)
+
+
+def read_log(file: Path) -> list[dict[str, Any]]:
+    """The entries of a log.jsonl; lines that a kill left unfinished are passed over."""
+    entries = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and "event" in entry and "time" in entry:
+            entries.append(entry)
+    return entries
+
+
+def seconds_in(log: Sequence[Mapping[str, Any]]) -> float:
+    """Wall time of a run: the time between two entries counts unless the second begins a new process."""
+    times = [(float(entry["time"]), entry["event"] in ("start", "resume")) for entry in log]
+    return sum(now - before for (before, _), (now, begins) in pairwise(times) if not begins)
+
+
+def _origin(folder: RunFolder, saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """How long it took and on what: from the log, and for older logs from environment.json."""
+    log = read_log(folder.path / "log.jsonl")
+    start = next((entry for entry in log if entry["event"] == "start" and "device" in entry), {})
+    if not start and (folder.path / "environment.json").exists():
+        start = folder.read_json("environment.json")[-1]
+    trained = [entry for entry in log if entry["event"] == "train"]
+    images = busy = 0.0
+    before: dict[int, int] = {}
+    for entry in trained:
+        step, iteration = entry["step"], entry["iteration"]
+        some = (iteration - before.get(step, 0)) * config.of_step(step).train.batch_size
+        before[step] = iteration
+        images += some
+        busy += some / max(entry["images_per_second"], 1e-9)
+    return {
+        "base": "trained" if any(entry["step"] == 0 for entry in trained) else "taken from the store",
+        "seconds": round(seconds_in(log), 1) if log else None,
+        "images_per_second": round(images / busy, 2) if busy else None,
+        "device": start.get("device"),
+        "version": saved.get("sdrseg"),
+        "commit": start.get("commit"),
+    }
+
+
+def _settings(saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Every setting that is not what the data set, the preset and the method say, and changes results."""
+    spec, values = parse_spec(saved["spec"]), config.to_dict()
+    try:
+        layers = method_layers(saved["method"], saved["preset"], spec.task, spec.source)
+    except SdrsegError:  # a method of the user's own, not known here
+        layers = []
+    usual = load_config(spec.source, between=layers).to_dict()
+    changed = {
+        f"{section}.{key}": value
+        for section, keys in values.items()
+        for key, value in keys.items()
+        if value != usual[section][key] and f"{section}.{key}" not in FREE
+    }
+    return changed | ({"net.weights": Path(config.net.weights).name} if "net.weights" in changed else {})
+
+
+def _hash(saved: Mapping[str, Any], config: Config, seed: bool) -> str:
+    """Of all that a result depends on beside the data: the same for the same experiment on any machine."""
+    values = config.to_dict()
+    for name in FREE | (set() if seed else {"train.seed"}):
+        section, key = name.split(".")
+        values[section].pop(key, None)
+    values["net"]["weights"] = Path(config.net.weights).name
+    facts = [saved["spec"], saved["method"], saved["preset"], saved.get("method_code"), values]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
