@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import importlib
 import json
@@ -10,11 +11,13 @@ import runpy
 import shlex
 import shutil
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml  # comes with lightning
+import yaml
 from PIL import Image
 
 from sdrseg import __version__
@@ -119,15 +122,7 @@ def test_the_tables_are_those_that_the_scripts_print(page, script, monkeypatch, 
     assert importlib.import_module("pages").parts(page, f"{script}.py")[1] == printed
 
 
-def test_what_was_measured_is_what_was_asked_for(monkeypatch):
-    """The figures of a GPU, as they lie in results/speed."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    targets = importlib.import_module("speed_tables").targets()
-    assert len(targets) > 10
-    assert not [target for target in targets if not target.met]
-
-
-def test_the_readme_says_what_was_measured():
+def test_the_readme_quotes_the_files_of_results():
     readme = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
     for name, method in (("fine-tuning", "ft"), ("MiB (λ = 100)", "mib"), ("SDR", "sdr")):
         score = json.loads((ROOT / f"results/voc-15-1-disjoint-{method}.json").read_text())["miou"]
@@ -158,8 +153,46 @@ def test_the_citation_says_what_the_package_and_the_paper_say():
     assert paper["title"].startswith("Continual Semantic Segmentation via Repulsion-Attraction of Sparse and Disent")
 
 
+def imports(file: Path) -> set[str]:
+    """The packages that a file imports, anywhere in it."""
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {module.split(".")[0] for module in modules}
+
+
+def test_every_import_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    places = {"src": [*extras["export"], *extras["sbd"]]} | dict.fromkeys(
+        ("tests", "benchmarks", "scripts"), extras["dev"]
+    )
+    files = {place: list((ROOT / place).rglob("*.py")) for place in places}
+    own = {"sdrseg", "triton", *(file.stem for found in files.values() for file in found)}  # triton comes with torch
+    distributions = packages_distributions()
+    for place, more in places.items():
+        declared = {re.split("[><=]", line)[0] for line in [*project["dependencies"], *more]}
+        for file in files[place]:
+            for name in imports(file) - own - sys.stdlib_module_names:
+                sources = {source.lower().replace("_", "-") for source in distributions.get(name, [name])}
+                assert sources & declared, f"{file}: {name} is not declared in pyproject.toml"
+    assert sum(map(len, files.values())) > 100
+
+
+def test_pre_commit_checks_what_make_lint_checks():
+    lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    made = {line.strip().removeprefix("$(BIN)/").removesuffix(" .") for line in lint[1].splitlines()}
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert {
+        hook["entry"].removeprefix(".venv/bin/").removesuffix(" --force-exclude") for hook in local["hooks"]
+    } == made
+    jobs = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())["jobs"]
+    assert [step["run"] for step in jobs["test"]["steps"] if "run" in step] == ["make test"]
+
+
 def test_every_test_and_file_that_the_documentation_names_is_there():
-    pages = {page: page.read_text(encoding="utf-8") for page in [*DOCS.glob("*.md"), ROOT / "README.md"]}
+    texts = [*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    pages = {page: page.read_text(encoding="utf-8") for page in texts}
     defined = {
         name
         for file in (ROOT / "tests").glob("test_*.py")
