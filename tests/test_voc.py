@@ -13,7 +13,7 @@ from scipy.io import savemat
 from scipy.sparse import csc_array
 
 from sdrseg.data.index import class_index
-from sdrseg.data.source import Problem, palette
+from sdrseg.data.source import Problem
 from sdrseg.data.voc import CLASSES, SBD_HOME, VOC_HOME, Voc
 from sdrseg.errors import DataError
 
@@ -33,7 +33,7 @@ def mask(folder: Path, *ids: str, pixels: np.ndarray = MASK) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for id in ids:
         picture = Image.fromarray(pixels)
-        picture.putpalette(palette().tobytes())
+        picture.putpalette(bytes(range(256)) * 3)  # the indices count
         picture.save(folder / f"{id}.png")
 
 
