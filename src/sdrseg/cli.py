@@ -22,8 +22,10 @@ app = typer.Typer(
 )
 
 DataPath = Annotated[Path | None, typer.Option("--data", metavar="PATH", help="The folder that holds the data set.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings in TOML.")]
-Assignments = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One setting.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="A TOML file with settings.")]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable.")
+]
 SourceFile = Annotated[
     Path | None, typer.Option("--source", metavar="FILE.py", help="The file of a data set of your own.")
 ]
@@ -38,17 +40,19 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Continual semantic segmentation: learn new classes without the old images and without forgetting."""
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and report go; the same again goes on.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the report; run again to resume.")],
     json: AsJson = False,
 ) -> None:
-    """See in minutes, on generated data, what is forgotten and what is kept: fine-tuning, MiB and SDR, and a report."""
+    """Compare fine-tuning, MiB and SDR on generated data: a few minutes, a table and a report."""
     from sdrseg.demo import run_demo
 
     run_demo(out, json)
@@ -66,7 +70,7 @@ def data(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save a picture grid of images and labels.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="End with exit code 1 if there is any problem.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if there is any problem.")] = False,
     config: ConfigFile = None,
     set: Assignments = None,
     json: AsJson = False,
@@ -80,12 +84,12 @@ def data(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method: its terms, weights and where they come from.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show one method: a name, or FILE.py.")] = None,
     preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
     task: Annotated[str | None, typer.Option(help="A task that changes a weight, such as 15-1.")] = None,
     json: AsJson = False,
 ) -> None:
-    """List the methods, or show one with the source of each of its numbers."""
+    """List the methods, or show the settings of one and where each value comes from."""
     from sdrseg.methods.show import show_method, show_methods
 
     if name is None:
@@ -97,16 +101,18 @@ def methods(
 @app.command()
 def train(
     spec: Annotated[str, typer.Argument(help="A scenario, such as voc:15-1@disjoint or shapes:6-1@disjoint.")],
-    method: Annotated[str, typer.Option(help="See `sdrseg methods`; or your own: FILE.py or FILE.py:NAME.")],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; the same command again resumes it.")],
+    method: Annotated[str, typer.Option(help="A name from `sdrseg methods`, or your own: FILE.py or FILE.py:NAME.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run; run the same command again to resume.")],
     path: DataPath = None,
     preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
     weights: Annotated[str | None, typer.Option(help="imagenet, none, or a file of pre-trained weights.")] = None,
-    bases: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where models of step 0 are kept and shared.")
+    bases: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder where runs share models of step 0.")] = None,
+    offline: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="An offline run, to measure intransigence.")
     ] = None,
-    offline: Annotated[Path | None, typer.Option(metavar="RUN", help="A run of the task offline, to compare.")] = None,
-    on_bad_image: Annotated[str | None, typer.Option(help="stop (default) or skip.")] = None,
+    on_bad_image: Annotated[
+        str | None, typer.Option(help="When a training image cannot be read: stop (default) or skip.")
+    ] = None,
     tune: Annotated[
         bool, typer.Option("--tune", help="Hold out 20 % of the training images and score those, not the test images.")
     ] = False,
@@ -114,7 +120,7 @@ def train(
     set: Assignments = None,
     json: AsJson = False,
 ) -> None:
-    """Train all steps of a scenario with one method, and score each."""
+    """Train all steps of a scenario with one method and score each step."""
     from sdrseg.engine.run import train as run
     from sdrseg.engine.show import show_summary
 
@@ -134,7 +140,7 @@ def evaluate(
     source: SourceFile = None,
     json: AsJson = False,
 ) -> None:
-    """Score the saved models of a run again, and compare with what was measured when they were trained."""
+    """Score the saved models of a run again and compare with the scores from training."""
     from sdrseg.data import run_source_file
     from sdrseg.engine.show import evaluate_run
 
@@ -147,21 +153,28 @@ def evaluate(
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, a step of it (RUN/steps/2) or an .onnx file.")],
-    images: Annotated[list[str], typer.Argument(metavar="IMAGES", help="Files, folders (with all below) or globs.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where masks and areas go.")],
+    images: Annotated[
+        list[str],
+        typer.Argument(metavar="IMAGES", help="Image files, folders (searched recursively) or glob patterns."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder.")],
     step: Annotated[int | None, typer.Option(help="A step of the run; the last finished one by default.")] = None,
-    overlays: Annotated[bool, typer.Option("--overlays", help="Also each image with its classes in colour.")] = False,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Also the probability of each class, as .npz in float16.")
+    overlays: Annotated[
+        bool, typer.Option("--overlays", help="Also write each image with its classes in colour.")
     ] = False,
-    tile: Annotated[int | None, typer.Option(help="Side of a tile; the training crop by default.")] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Also write the probability of each class (.npz, float16).")
+    ] = False,
+    tile: Annotated[int | None, typer.Option(help="Side of a tile in pixels; by default the training crop.")] = None,
     overlap: Annotated[
-        int | None, typer.Option(help="Pixels that tiles share; a quarter of a tile by default.")
+        int | None, typer.Option(help="Overlap of tiles in pixels; by default a quarter of a tile.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Tiles at a time.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU where there is one.")] = None,
-    max_pixels: Annotated[int | None, typer.Option(help="Largest image read; about 179 million by default.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are there.")] = False,
+    batch_size: Annotated[int | None, typer.Option(help="Tiles per forward pass.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; by default a GPU if there is one.")] = None,
+    max_pixels: Annotated[
+        int | None, typer.Option(help="Refuse larger images; by default about 179 million pixels.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing results.")] = False,
     json: AsJson = False,
 ) -> None:
     """Segment images of any size with a trained model."""
@@ -190,15 +203,15 @@ def predict(
 def export(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, or a step of it (RUN/steps/2).")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="A new file, such as model.onnx.")],
-    format: Annotated[str, typer.Option(help="onnx.")] = "onnx",
+    format: Annotated[str, typer.Option(help="Output format; only onnx so far.")] = "onnx",
     step: Annotated[int | None, typer.Option(help="A step of the run; the last finished one by default.")] = None,
     check: Annotated[
-        list[str] | None, typer.Option(metavar="IMAGES", help="Files, folders or globs to check it on, too.")
+        list[str] | None, typer.Option(metavar="IMAGES", help="Also check the exported model on these images.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Write a model as one ONNX file for images of any size, checked against PyTorch."""
+    """Export a model to one ONNX file for images of any size, checked against PyTorch."""
     from sdrseg.export import export_model, show_export
 
     given = check or []
@@ -207,18 +220,18 @@ def export(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs of one scenario.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders of one scenario.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the page goes; by default named after the scenario.")
+        Path | None, typer.Option(metavar="FILE", help="Output file; by default named after the scenario.")
     ] = None,
     path: DataPath = None,
     source: SourceFile = None,
-    images: Annotated[int, typer.Option(min=0, max=100, help="How many test images to show; 0: none.")] = 10,
+    images: Annotated[int, typer.Option(min=0, max=100, help="Number of test images to show; 0 for none.")] = 10,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace FILE even if it is no report of sdrseg.")
+        bool, typer.Option("--overwrite", help="Replace FILE even if it is not an sdrseg report.")
     ] = False,
 ) -> None:
-    """Compare runs in one HTML page that needs nothing else: scores, pictures, losses, latent space, settings."""
+    """Compare runs in one self-contained HTML page: scores, pictures, losses, latent space, settings."""
     from sdrseg.data import run_source_file
     from sdrseg.report import write_report
 
@@ -230,17 +243,17 @@ def report(
     print(f"{file} ({file.stat().st_size / 1e6:.2f} MB)")
 
 
-base = typer.Typer(help="Models of step 0: write them for the way to another machine, and take them in there.")
+base = typer.Typer(help="Move models of step 0 between machines.")
 app.add_typer(base, name="base")
 
 
 @base.command("export")
 def export_base(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run whose step 0 is done.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run that has finished step 0.")],
     out: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the shards.")],
     shard_size: Annotated[str | None, typer.Option(help="Largest size of a file, such as 15MB.")] = None,
 ) -> None:
-    """Write the base of a run as float16 shards."""
+    """Write the step-0 model of a run as float16 shards."""
     from sdrseg.engine.bases import export_base as write
 
     print(write(run, out, shard_size))
@@ -248,20 +261,22 @@ def export_base(
 
 @base.command("import")
 def import_base(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `sdrseg base export` wrote.")],
-    bases: Annotated[Path | None, typer.Option(metavar="DIR", help="The store; the user's cache by default.")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder written by `sdrseg base export`.")],
+    bases: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The store of bases; by default in the user's cache.")
+    ] = None,
 ) -> None:
-    """Take a base into the store, so that runs find it."""
+    """Add an exported base to the store, so that runs use it."""
     from sdrseg.engine.bases import BaseStore
 
-    print(f"base {BaseStore(bases).take_in(folder)} is in the store")
+    print(f"imported base {BaseStore(bases).take_in(folder)}")
 
 
 add_verbs(app)
 
 
 def main() -> None:
-    """Run a verb. Exit codes: 0 done, 1 an error of ours, 2 wrong usage, 130 and 143 stopped and saved."""
+    """Run a command. Exit codes: 0 success, 1 error, 2 wrong usage, 130 and 143 stopped by a signal, state saved."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no failure
