@@ -26,13 +26,12 @@ from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.job import prepare_job
 from sdrseg.engine.launch import InterruptedRunError, _devices_and_nodes
 from sdrseg.engine.run import train
-from sdrseg.engine.watch import Log, NotFiniteError
+from sdrseg.engine.watch import NotFiniteError
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.methods import METHODS
 from sdrseg.network import build_network
 from sdrseg.report import write_report
 from sdrseg.scenario import parse_spec
-from sdrseg.terminal import TrainingDisplay
 from sdrseg.weights import read_tensors
 
 # --- what a run leaves -----------------------------------------------------------------------------------------------
@@ -775,37 +774,3 @@ def test_the_state_of_a_fused_optimiser_goes_on_exactly(tmp_path):
             optimiser.step()
         weights.append(network.state_dict())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in start)
-
-
-def test_a_step_that_begins_anew_leaves_nothing_of_itself_in_the_log(tmp_path):
-    """Epochs may be shorter than the stretches that are logged."""
-    log = Log(tmp_path, tensorboard=False)
-    log.write("train", step=0, losses={})
-    log.write("score", step=0)
-    size = log.size
-    log.write("validate", step=1, epoch=1)
-    log.write("validate", step=1, epoch=2)
-    log.write("train", step=1, losses={})
-    log.cut_step(1)
-    assert log.size == size
-    log.close()
-    left = [json.loads(line)["event"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert left == ["train", "score"]
-
-
-def test_a_display_takes_the_terminal_only_when_there_is_something_to_show(monkeypatch):
-    """A run that is refused ends before it could give the terminal (and its cursor) back."""
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    display = TrainingDisplay(2)
-    assert display._live is not None and not display._live.is_started
-    display.say("a warning")
-    display.close()
-    losses = {"losses": {"ce": 1.0}, "step": 0, "epoch": 0, "images_per_second": 1.0}
-    display = TrainingDisplay(2)
-    try:
-        for iteration in (1, 2):
-            display.update({**losses, "iteration": iteration, "iterations": 2})
-            assert display._live.is_started
-    finally:
-        display.close()
-    assert not display._live.is_started

@@ -105,6 +105,7 @@ def train(
     out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run; run the same command again to resume.")],
     path: DataPath = None,
     preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
+    encoder: Annotated[str | None, typer.Option(help="The encoder, such as resnet18.")] = None,
     weights: Annotated[str | None, typer.Option(help="imagenet, none, or a file of pre-trained weights.")] = None,
     bases: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder where runs share models of step 0.")] = None,
     offline: Annotated[
@@ -125,6 +126,7 @@ def train(
     from sdrseg.engine.show import show_summary
 
     given = (["train.holdout=0.2"] if tune else []) + list(set or [])
+    given += [f"net.encoder={encoder}"] if encoder is not None else []
     given += [f"net.weights={weights!r}"] if weights is not None else []
     given += [f"run.on_bad_image={on_bad_image}"] if on_bad_image is not None else []
     summary = run(

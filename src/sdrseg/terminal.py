@@ -68,35 +68,38 @@ class TrainingDisplay:
         self._steps, self._active = steps, active
         live = active and self._screen.is_terminal
         self._last_line = 0.0
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, TextColumn("{task.fields[speed]}"), console=self._screen)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._bar = Progress(*columns, TextColumn("{task.fields[pace]}"), console=self._screen)
         self._losses = Text(overflow="ellipsis", no_wrap=True)
         self._live = Live(Group(self._bar, self._losses), console=self._screen, transient=True) if live else None
         self._task: Any = None
-        self._step = 0
+        self._step = -1
 
     def say(self, text: str) -> None:
         if self._active and text:
             self._screen.print(text, markup=False)
 
     def update(self, entry: dict[str, Any]) -> None:
-        """Show an entry of the log."""
+        """Show an entry of the log; `losses` are empty where reading them would make a GPU wait."""
         losses = "  ".join(f"{name} {value:.4g}" for name, value in entry["losses"].items())
         memory = f", {entry['peak_memory_gib']:.1f} GiB" if "peak_memory_gib" in entry else ""
-        where = f"step {entry['step']}/{self._steps - 1} epoch {entry['epoch'] + 1}"
-        speed = f"{entry['images_per_second']:.0f} images/s{memory}"
+        where = f"step {entry['step']}/{self._steps - 1} epoch {entry['epoch'] + 1} of {entry['epochs']}"
+        speed = entry["images_per_second"]
+        pace = f"elapsed {_clock(entry['elapsed'])}, left {_clock(entry['left'])}"
+        pace += f", {speed:.{0 if speed >= 10 else 1}f} images/s{memory}"
+        last = entry["iteration"] == entry["iterations"]
         if self._live is not None:
             self._live.start()  # not before: what fails until then leaves the terminal as it was
-            if self._task is None or entry["step"] != self._step:  # the time left is that of the step
+            if self._task is None or entry["step"] != self._step:
                 if self._task is not None:
                     self._bar.remove_task(self._task)
-                self._task, self._step = self._bar.add_task(where, speed=speed), entry["step"]
-            progress = {"completed": entry["iteration"], "total": entry["iterations"], "speed": speed}
+                self._task, self._step = self._bar.add_task(where, pace=pace), entry["step"]
+            progress = {"completed": entry["iteration"], "total": entry["iterations"], "pace": pace}
             self._bar.update(self._task, description=where, **progress)
-            self._losses.plain = losses
-        elif time.monotonic() - self._last_line > self.PLAIN_SECONDS or entry["iteration"] == entry["iterations"]:
-            self._last_line = time.monotonic()
-            self.say(f"{where}  {losses}  {entry['iteration']}/{entry['iterations']}  {speed}")
+            self._losses.plain = losses or self._losses.plain
+        elif time.monotonic() - self._last_line > self.PLAIN_SECONDS or last or entry["step"] != self._step:
+            self._last_line, self._step = time.monotonic(), entry["step"]
+            self.say("  ".join(filter(None, [where, f"{entry['iteration']}/{entry['iterations']}", losses, pace])))
 
     def scored(self, score: Any) -> None:
         """Say how good the model is after a step."""
@@ -109,6 +112,13 @@ class TrainingDisplay:
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()
+
+
+def _clock(seconds: float) -> str:
+    """Such as 0:07, 12:30 or 3:05:00."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
 def _means(miou: dict[str, float | None]) -> str:

@@ -48,6 +48,17 @@ def make_fabric(config: Config) -> Fabric:
     return fabric
 
 
+LARGE = 20_000_000
+"""Parameters of an encoder that is slow on a CPU: ResNet-18 has 11 million, ResNet-50 24, ResNet-101 43."""
+
+
+def cpu_warning(device: torch.device, encoder: str, parameters: int) -> str:
+    """What to say before an encoder of so many parameters is trained on a device; "" if there is nothing to say."""
+    if device.type != "cpu" or parameters < LARGE:
+        return ""
+    return f"warning: {encoder} is slow on a CPU; try --encoder resnet18"
+
+
 def _leave() -> None:
     """Let go of the other processes: threads that still listen to them could end the program with an error."""
     if torch.distributed.is_initialized():
@@ -88,12 +99,13 @@ class InterruptedRunError(SdrsegError):
 
 
 class Interruption:
-    """Ctrl-C and SIGTERM: finish the iteration, save, and say how to go on. A second Ctrl-C stops at once."""
+    """Ctrl-C and SIGTERM: finish the iteration, save, and say how to go on. A second Ctrl-C stops at once; a second
+    SIGTERM does not, because those who send one (SLURM, `timeout`, a shell to its whole group) often send more."""
 
     def __init__(self, everyone: Everyone) -> None:
         self.save: Callable[[], None] | None = None
         self._everyone = everyone
-        self._asked = 0  # the number of the signal
+        self._asked: set[int] = set()  # the numbers of the signals
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -109,17 +121,17 @@ class Interruption:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+        if number == signal.SIGINT and number in self._asked:
             raise KeyboardInterrupt
-        self._asked = number
+        self._asked.add(number)
 
     def check(self, together: bool) -> None:
         """Called after every iteration; stop here if anyone was asked to. Several processes have to stop at the same
         iteration, so they ask each other, at those that are logged (`together`)."""
-        asked = self._asked > 0
+        asked = bool(self._asked)
         if self._everyone.world > 1:
             asked = together and self._everyone.any(asked)
         if asked:
             if self.save is not None:
                 self.save()
-            raise InterruptedRunError(self._asked or signal.SIGTERM)  # in another process: ended with it
+            raise InterruptedRunError(min(self._asked, default=signal.SIGTERM))  # in another process: ended with it

@@ -27,6 +27,7 @@ from sdrseg.engine.checkpoint import (
 from sdrseg.engine.evaluate import offline_iou, require_held_out, score, score_also, score_step, summarise
 from sdrseg.engine.fit import fit, learning_rates, make_optimiser
 from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
+from sdrseg.engine.launch import cpu_warning
 from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
 from sdrseg.errors import UsageError
@@ -129,6 +130,9 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
     order = batches.order
     assert isinstance(order, TrainOrder)
     iterations = len(order)
+    parameters = sum(p.numel() for p in student.encoder_parameters())
+    if step.number <= 1 and (slow := cpu_warning(job.fabric.device, config.net.encoder, parameters)):
+        job.display.say(slow)  # in step 1 too: step 0 may come from the store
     if step.number == 0 and (warning := statistics_warning(config.net, iterations)):
         job.display.say(f"warning: {warning}")
     state = job.folder.load_state(step.number)
@@ -148,9 +152,8 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
     elif job.log is not None:
         job.log.cut_step(step.number)
     wrapped, optimiser = job.fabric.setup(student, optimiser)
-    watch = Watch(
-        step.number, iterations, job.log, job.display.update, config.run.log_every, 60 * config.run.save_minutes, done
-    )
+    log_every, save_seconds, epochs = config.run.log_every, 60 * config.run.save_minutes, config.train.epochs
+    watch = Watch(step.number, iterations, job.log, job.display.update, log_every, save_seconds, done, epochs)
 
     if state is not None and job.everyone.rank == 0:
         watch.bad.update(state[0].get("bad_images", {}))

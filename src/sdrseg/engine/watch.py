@@ -20,6 +20,7 @@ from sdrseg.data.batches import Batch
 from sdrseg.errors import SdrsegError
 
 NEVER = 2**62
+SHOW_SECONDS = 0.5  # between two updates of the display that wait for nothing
 
 
 class NotFiniteError(SdrsegError):
@@ -81,8 +82,9 @@ class Watch:
         log_every: int,
         save_seconds: float,
         iteration: int = 0,
+        epochs: int = 1,
     ):
-        self.step, self.iterations, self.iteration = step, iterations, iteration
+        self.step, self.iterations, self.iteration, self.epochs = step, iterations, iteration, epochs
         self._log, self._display = log, display
         self._log_every, self._save_seconds = log_every, save_seconds
         self._sums: dict[str, Tensor] = {}
@@ -91,7 +93,10 @@ class Watch:
         self._images = 0
         self.logged = False
         self.bad: Counter[str] = Counter()  # unreadable images that were skipped, and how often
-        self._since = self._saved = time.monotonic()
+        self._since = self._saved = self._shown = self._began = time.monotonic()
+        self._before = 0.0  # seconds of the first iteration
+        self._counted = 0  # iterations since `_began`
+        self._first_is_over = False
 
     @torch.no_grad()
     def add(self, terms: dict[str, Tensor], loss: Tensor) -> None:
@@ -108,9 +113,12 @@ class Watch:
         self.bad.update(batch.bad)
         self._images += len(batch.ids)
         self.iteration += 1
+        self._counted += 1
         last = self.iteration == self.iterations
         self.logged = last or self.iteration % self._log_every == 0
         if not self.logged:
+            if not self._first_is_over or time.monotonic() - self._shown > SHOW_SECONDS:
+                self._show(self._entry(batch.epoch, self._losses() if batch.images.device.type == "cpu" else {}))
             return False
         self._write(metrics(), batch.epoch)
         if last or time.monotonic() - self._saved < self._save_seconds:
@@ -119,28 +127,45 @@ class Watch:
         return True
 
     def _write(self, metrics: dict[str, Tensor], epoch: int) -> None:
-        count = max(1, len(self._ids))
         self._check()
-        losses = {name: float(value) / count for name, value in self._sums.items()}
-        seconds = time.monotonic() - self._since
-        entry: dict[str, Any] = {
-            "step": self.step,
-            "epoch": epoch,
-            "iteration": self.iteration,
-            "iterations": self.iterations,
-            "losses": losses,
-            "metrics": {name: float(value) for name, value in metrics.items()},
-            "images_per_second": round(self._images / max(seconds, 1e-9), 2),
-        }
+        entry = self._entry(epoch, self._losses())
+        entry["metrics"] = {name: float(value) for name, value in metrics.items()}
         if torch.cuda.is_available():
             entry["peak_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
         if self.bad:
             entry["bad_images"] = dict(self.bad)
         if self._log is not None:
             self._log.write("train", **entry)
-        self._display(entry)
+        self._show(entry)
         self._sums, self._first_bad, self._ids, self._images = {}, {}, {}, 0
         self._since = time.monotonic()
+
+    def _losses(self) -> dict[str, float]:
+        """The means since the last line of the log. On a GPU this waits for it."""
+        count = max(1, len(self._ids))
+        return {name: float(value) / count for name, value in self._sums.items()}
+
+    def _entry(self, epoch: int, losses: dict[str, float]) -> dict[str, Any]:
+        seconds = time.monotonic() - self._since
+        return {
+            "step": self.step,
+            "epoch": epoch,
+            "iteration": self.iteration,
+            "iterations": self.iterations,
+            "losses": losses,
+            "images_per_second": round(self._images / max(seconds, 1e-9), 2),
+        }
+
+    def _show(self, entry: dict[str, Any]) -> None:
+        """Display an entry with the time taken and the time left, which the first iteration tells only roughly: where
+        there are more, it is not counted."""
+        self._shown = now = time.monotonic()
+        elapsed = now - self._began + self._before
+        each = (now - self._began) / self._counted
+        left = each * (self.iterations - self.iteration)
+        self._display({**entry, "epochs": self.epochs, "elapsed": elapsed, "left": left})
+        if not self._first_is_over:
+            self._first_is_over, self._before, self._began, self._counted = True, elapsed, now, 0
 
     def _check(self) -> None:
         """Stop the run if any term was not finite since the last look."""

@@ -1,0 +1,154 @@
+"""What is seen of a run while it trains: the log, the display, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+import sdrseg.engine.watch as watch_module
+import sdrseg.terminal as terminal
+from sdrseg.data.batches import Batch
+from sdrseg.distributed import Everyone
+from sdrseg.engine.launch import InterruptedRunError, Interruption, cpu_warning
+from sdrseg.engine.watch import Log, Watch
+from sdrseg.terminal import TrainingDisplay
+
+
+def test_a_step_that_begins_anew_leaves_nothing_of_itself_in_the_log(tmp_path):
+    """Epochs may be shorter than the stretches that are logged."""
+    log = Log(tmp_path, tensorboard=False)
+    log.write("train", step=0, losses={})
+    log.write("score", step=0)
+    size = log.size
+    log.write("validate", step=1, epoch=1)
+    log.write("validate", step=1, epoch=2)
+    log.write("train", step=1, losses={})
+    log.cut_step(1)
+    assert log.size == size
+    log.close()
+    left = [json.loads(line)["event"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert left == ["train", "score"]
+
+
+def test_a_display_takes_the_terminal_only_when_there_is_something_to_show(monkeypatch):
+    """A run that is refused ends before it could give the terminal (and its cursor) back."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    display = TrainingDisplay(2)
+    assert display._live is not None and not display._live.is_started
+    display.say("a warning")
+    display.close()
+    losses = {"losses": {"ce": 1.0}, "step": 0, "epoch": 0, "epochs": 1, "images_per_second": 1.0}
+    losses |= {"elapsed": 1.0, "left": 1.0}
+    display = TrainingDisplay(2)
+    try:
+        for iteration in (1, 2):
+            display.update({**losses, "iteration": iteration, "iterations": 2})
+            assert display._live.is_started
+    finally:
+        display.close()
+    assert not display._live.is_started
+
+
+class Clock:
+    """A clock that is moved by hand."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+    def time(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(watch_module, "time", made)
+    monkeypatch.setattr(terminal, "time", made)
+    return made
+
+
+def batch(epoch: int) -> Batch:
+    labels = torch.zeros(2, 4, 4, dtype=torch.uint8)
+    return Batch(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), labels, labels.bool(), ("a", "b"), epoch)
+
+
+def test_progress_is_shown_from_the_first_iteration_on(clock):
+    """One slow iteration (7 s), then quicker ones (2 s); nothing is logged before the twentieth."""
+    shown = []
+    watch = Watch(0, 40, None, shown.append, 20, 1e9, epochs=4)
+    for iteration in range(20):
+        clock.now += 7 if iteration == 0 else 2
+        watch.add({"ce": torch.tensor(float(iteration))}, torch.tensor(1.0))
+        watch.end_iteration(batch(iteration // 10), dict)
+    assert len(shown) == 20
+    first, second, last = shown[0], shown[1], shown[-1]
+    assert (first["iteration"], first["epochs"], first["losses"]["ce"]) == (1, 4, 0.0)
+    assert (first["elapsed"], first["left"]) == (7, 39 * 7)
+    assert (second["elapsed"], second["left"], second["losses"]["ce"]) == (9, 38 * 2, 0.5)  # the mean so far
+    assert (last["elapsed"], last["left"], last["losses"]["ce"]) == (7 + 19 * 2, 20 * 2, 9.5)
+    assert last["images_per_second"] == round(2 * 20 / (7 + 19 * 2), 2)
+
+
+def test_quick_iterations_are_not_all_shown(clock):
+    shown = []
+    watch = Watch(0, 1000, None, shown.append, 1000, 1e9)
+    for _ in range(100):
+        clock.now += 0.0625
+        watch.add({"ce": torch.tensor(1.0)}, torch.tensor(1.0))
+        watch.end_iteration(batch(0), dict)
+    assert [entry["iteration"] for entry in shown] == [1, *range(10, 101, 9)]
+
+
+def test_plain_lines_say_epoch_iteration_elapsed_and_left(clock, capsys):
+    display = TrainingDisplay(2)
+    entry = {"step": 0, "epoch": 0, "epochs": 30, "iterations": 660, "losses": {"ce": 2.5}, "images_per_second": 1.14}
+    for iteration, elapsed in ((1, 7), (2, 9), (3, 30)):
+        clock.now += 4 * iteration
+        display.update({**entry, "iteration": iteration, "elapsed": elapsed, "left": 4613})
+    display.update({**entry, "step": 1, "losses": {}, "iteration": 1, "elapsed": 3, "left": 59.7})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "step 0/1 epoch 1 of 30  1/660  ce 2.5  elapsed 0:07, left 1:16:53, 1.1 images/s",
+        "step 0/1 epoch 1 of 30  3/660  ce 2.5  elapsed 0:30, left 1:16:53, 1.1 images/s",
+        "step 1/1 epoch 1 of 30  1/660  elapsed 0:03, left 1:00, 1.1 images/s",
+    ]
+
+
+def test_large_encoders_are_slow_on_a_cpu():
+    assert cpu_warning(torch.device("cpu"), "resnet18", 11_176_512) == ""
+    assert cpu_warning(torch.device("cuda"), "resnet101", 42_500_160) == ""
+    said = cpu_warning(torch.device("cpu"), "resnet101", 42_500_160)
+    assert said == "warning: resnet101 is slow on a CPU; try --encoder resnet18"
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ([signal.SIGTERM] * 3, 143),
+        ([signal.SIGINT], 130),
+        ([signal.SIGTERM, signal.SIGINT], 130),
+        ([signal.SIGINT, signal.SIGTERM], 130),
+        ([signal.SIGINT, signal.SIGTERM, signal.SIGINT], None),
+    ],
+)
+def test_only_a_second_ctrl_c_stops_without_saving(signals, code):
+    saved = []
+    with Interruption(Everyone(alone=True)) as interruption:
+        interruption.save = lambda: saved.append(True)
+
+        def all_of_them():
+            for number in signals:
+                os.kill(os.getpid(), number)
+            interruption.check(True)
+
+        with pytest.raises(KeyboardInterrupt if code is None else InterruptedRunError) as stopped:
+            all_of_them()
+    assert bool(saved) == (code is not None)
+    assert code is None or stopped.value.exit_code == code
