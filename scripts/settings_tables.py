@@ -25,7 +25,7 @@ KINDS = {bool: "true, false", int: "whole number", float: "number", str: "text"}
 
 def tables() -> str:
     """One table for each section, as Markdown."""
-    return "\n".join(_section(field.name, getattr(Config(), field.name)) for field in dataclasses.fields(Config))
+    return "\n".join(_section(name, values) for name, values in Config().sections().items())
 
 
 def _section(name: str, values: Any) -> str:
@@ -35,9 +35,10 @@ def _section(name: str, values: Any) -> str:
         others = {data_set.name: data_set.defaults.get(name, {}) for data_set in BUILT_IN}
         changed = [f"{data_set}: {_toml(keys[field.name])}" for data_set, keys in others.items() if field.name in keys]
         default = "; ".join([_toml(field.default), *changed])
-        possible = _possible(hints[field.name], field.metadata)
-        rows.append(f"| `{name}.{field.name}` | {default} | {possible} | {field.metadata['help']} |\n")
-    heads = "| setting | default | possible | meaning |\n|---|---|---|---|\n"
+        facts = field.metadata
+        possible = _possible(hints[field.name], facts)
+        rows.append(f"| `{name}.{field.name}` | {default} | {possible} | {facts['affects']} | {facts['help']} |\n")
+    heads = "| setting | default | possible | affects | meaning |\n|---|---|---|---|---|\n"
     return f"### {name}\n\n{inspect.getdoc(values)}\n\n{heads}{''.join(rows)}"
 
 

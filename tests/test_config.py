@@ -14,7 +14,7 @@ from sdrseg.config import Config, config_from, load_config
 from sdrseg.errors import UsageError
 from sdrseg.scenario import find_source
 
-KEYS = [f"{s.name}.{f.name}" for s in dataclasses.fields(Config) for f in dataclasses.fields(getattr(Config(), s.name))]
+KEYS = [setting.key for setting in Config().settings()]
 
 
 def value_of(config: Config, key: str) -> object:

@@ -162,6 +162,15 @@ def test_a_run_that_was_trained_otherwise_does_not_go_on(finished, tmp_path):
         run(tmp_path / "run")
 
 
+def test_a_run_goes_on_with_a_later_version_of_the_package(finished, tmp_path, monkeypatch):
+    shutil.copytree(finished, tmp_path / "run")
+    monkeypatch.setattr("sdrseg.__version__", "9.9")
+    monkeypatch.setattr("sdrseg.engine.folder.__version__", "9.9")
+    run(tmp_path / "run")
+    assert "sdrseg" not in json.loads((tmp_path / "run/config.json").read_text())
+    assert [start["sdrseg"] for start in json.loads((tmp_path / "run/environment.json").read_text())][-1] == "9.9"
+
+
 def test_a_damaged_folder_is_not_held_on_to(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     for _ in range(2):
@@ -576,7 +585,7 @@ def test_two_runs_cannot_write_one_folder(finished, tmp_path):
     folder = RunFolder(tmp_path / "run")
     from sdrseg.config import config_from
 
-    identity = {key: config[key] for key in ("spec", "method", "preset", "sdrseg")}
+    identity = {key: config[key] for key in ("spec", "method", "preset")}
     assert folder.open(identity, config_from(config["config"], "test"))
     with pytest.raises(SdrsegError, match="in use by another process"):
         run(tmp_path / "run", bases=tmp_path / "bases")

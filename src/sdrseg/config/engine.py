@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sdrseg.config.sections import setting
+from sdrseg.config.setting import setting
 
 
 @dataclass(frozen=True)
@@ -13,9 +13,9 @@ class Optim:
     """SGD with Nesterov momentum and a polynomial schedule per iteration, started afresh in every step."""
 
     lr: float = setting(1e-3, "learning rate of step 0", 0)
-    lr_later: float = setting(1e-4, "learning rate of the later steps", 0)
+    lr_later: float = setting(1e-4, "learning rate of the later steps", 0, affects="later")
     decoder_lr_factor: float = setting(10.0, "learning-rate multiplier of decoder and classifier in step 0", 0)
-    decoder_lr_factor_later: float = setting(10.0, "that multiplier in later steps", 0)
+    decoder_lr_factor_later: float = setting(10.0, "that multiplier in later steps", 0, affects="later")
     momentum: float = setting(0.9, "of SGD", 0, 1)
     nesterov: bool = setting(True, "Nesterov momentum")
     weight_decay: float = setting(1e-4, "on every parameter", 0)
@@ -39,15 +39,12 @@ class Run:
         "plain; graph: forward and backward replayed as a CUDA graph, the same bit for bit; compile: compiled, and "
         "replayed where there is a GPU, the same but for rounding; auto: on one GPU graph, and compile in runs "
         "so long that it pays (docs/performance.md)",
+        affects="nothing",
     )
-    save_minutes: float = setting(5.0, "minutes between two saved states within a step", 0)
-    log_every: int = setting(20, "iterations between two lines of the log", 1)
+    save_minutes: float = setting(5.0, "minutes between two saved states within a step", 0, affects="nothing")
+    log_every: int = setting(20, "iterations between two lines of the log", 1, affects="nothing")
     on_bad_image: Literal["stop", "skip"] = setting(
-        "stop", "a training image that cannot be read; what is scored (held-out images too) is never skipped"
+        "stop",
+        "a training image that cannot be read; what is scored (held-out images too) is never skipped",
+        affects="nothing",
     )
-
-
-FREE = {"data.workers", "data.cache", "eval.also"} | {
-    f"run.{name}" for name in ("speed", "save_minutes", "log_every", "on_bad_image")
-}
-"""What may differ when a run is resumed."""

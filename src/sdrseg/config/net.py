@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sdrseg.config.sections import setting
+from sdrseg.config.setting import setting
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Net:
         0.01, "batch-norm momentum of the encoder; 0.1 with net.weights=none if not set", 1e-6, 1
     )
     bn_momentum_decoder: float = setting(0.1, "batch-norm momentum of the decoder", 1e-6, 1)
-    bn_later: Literal["freeze_stats", "train"] = setting(
-        "freeze_stats", "running statistics in later steps: used and left alone, or trained as in step 0"
+    bn: Literal["train", "freeze_stats"] = setting(
+        "train", "running statistics of batch norm in step 0: updated, or used as they are"
     )
+    bn_later: Literal["train", "freeze_stats"] = setting("freeze_stats", "that in later steps", affects="later")

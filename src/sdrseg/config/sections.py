@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-
-def setting(default: Any, help: str, minimum: float | None = None, maximum: float | None = None) -> Any:
-    """A configuration value with its meaning and its bounds."""
-    return field(default=default, metadata={"help": help, "minimum": minimum, "maximum": maximum})
+from sdrseg.config.setting import setting
 
 
 @dataclass(frozen=True)
@@ -21,16 +18,19 @@ class Data:
     crop: int = setting(512, "side of the square training crop", 32)
     scale: tuple[float, float] = setting((0.5, 2.0), "range of scale_crop's scale, and of rrc's area", 0.01, 100)
     void_train: Literal["ignore", "background"] = setting(
-        "ignore", "void pixels in disjoint and overlapped training: left out, or background as in the official code"
+        "ignore",
+        "void pixels in disjoint and overlapped training: left out, or background as in the official code",
+        affects="data",
     )
     cache: Literal["auto", "off", "ram", "gpu"] = setting(
-        "auto", "keep decoded images in memory: on the GPU or in RAM where they fit, or not at all"
+        "auto", "keep decoded images in memory: on the GPU or in RAM where they fit, or not at all", affects="nothing"
     )
     workers: int = setting(
         -1,
         "processes that decode images, or threads that fill the cache; -1: as many as there are cores, at most 16",
         -1,
         256,
+        affects="nothing",
     )
 
 
@@ -39,16 +39,22 @@ class Eval:
     """How a model is scored."""
 
     transform: Literal["crop512", "full_image"] = setting(
-        "crop512", "crop512: shorter side to 512, centre crop (the paper); full_image: every pixel at native size"
+        "crop512",
+        "crop512: shorter side to 512, centre crop (the paper); full_image: every pixel at native size",
+        affects="score",
     )
     also: Literal["none", "crop512", "full_image"] = setting(
-        "none", "score the last step a second time, with this transform: steps/N/metrics-TRANSFORM.json"
+        "none",
+        "score the last step a second time, with this transform: steps/N/metrics-TRANSFORM.json",
+        affects="nothing",
     )
     future: Literal["ignore", "background"] = setting(
-        "ignore", "classes of later steps at test time: left out, or scored as background"
+        "ignore", "classes of later steps at test time: left out, or scored as background", affects="score"
     )
-    batch_size: int = setting(8, "images scored at a time", 1)
-    every: int = setting(0, "epochs between two scores during a step, which needs train.holdout; 0: none", 0)
+    batch_size: int = setting(8, "images scored at a time", 1, affects="nothing")
+    every: int = setting(
+        0, "epochs between two scores during a step, which needs train.holdout; 0: none", 0, affects="nothing"
+    )
 
 
 @dataclass(frozen=True)
@@ -57,14 +63,15 @@ class Train:
 
     batch_size: int = setting(8, "images per iteration, over all processes together", 1)
     epochs: int = setting(30, "passes over the images of each step", 1)
-    batch_size_later: int = setting(0, "batch_size of the later steps; 0: the same", 0)
-    epochs_later: int = setting(0, "epochs of the later steps; 0: the same", 0)
+    batch_size_later: int = setting(0, "batch_size of the later steps; 0: the same", 0, affects="later", same=0)
+    epochs_later: int = setting(0, "epochs of the later steps; 0: the same", 0, affects="later", same=0)
     holdout: float = setting(
         0.0,
         "share of the training images that is held out and scored in place of the test images: 0.2 for tuning, so that "
         "no choice is made on the test images; 0: none",
         0,
         0.9,
+        affects="data",
     )
     seed: int = setting(0, "of everything random", 0)
 
@@ -73,7 +80,7 @@ class Train:
 class Shapes:
     """The generated data set."""
 
-    size: int = setting(64, "side of the images", 32, 1024)
-    train: int = setting(1200, "training images", 1)
-    val: int = setting(200, "validation images", 1)
-    seed: int = setting(0, "of the generator", 0)
+    size: int = setting(64, "side of the images", 32, 1024, affects="data")
+    train: int = setting(1200, "training images", 1, affects="data")
+    val: int = setting(200, "validation images", 1, affects="data")
+    seed: int = setting(0, "of the generator", 0, affects="data")

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from sdrseg.config.sections import setting
+from sdrseg.config.setting import setting
 from sdrseg.losses.variants import SparsityVariant
+
+switch = partial(setting, affects="losses")
+"""What a base of plain training does not depend on."""
 
 
 @dataclass(frozen=True)
 class Ce:
     """The term on the labels."""
 
-    kind: Literal["standard", "unbiased", "unbiased_if_masked", "binary"] = setting(
+    kind: Literal["standard", "unbiased", "unbiased_if_masked", "binary"] = switch(
         "standard",
         "standard, unbiased (UNCE), unbiased where old classes are masked (disjoint, overlapped) and standard in "
         "sequential, or binary (sigmoids)",
     )
     reduction: Literal["valid", "all"] = setting("valid", "mean over the labelled pixels, or over all (official code)")
-    init: Literal["default", "mib"] = setting(
+    init: Literal["default", "mib"] = switch(
         "default", "new rows of the classifier: PyTorch's default, or sharing the old background's (MiB)"
     )
 
@@ -28,20 +32,20 @@ class Ce:
 class Kd:
     """Distillation of the teacher's output."""
 
-    weight: float = setting(0.0, "λ_kd", 0)
-    kind: Literal["standard", "unbiased", "binary", "cil", "cil_official"] = setting("unbiased", "which distillation")
-    normaliser: Literal["n_old", "none"] = setting("n_old", "divide KD and UNKD by the number of old classes, or not")
-    padding: Literal["skip", "include"] = setting(
+    weight: float = switch(0.0, "λ_kd", 0)
+    kind: Literal["standard", "unbiased", "binary", "cil", "cil_official"] = switch("unbiased", "which distillation")
+    normaliser: Literal["n_old", "none"] = switch("n_old", "divide KD and UNKD by the number of old classes, or not")
+    padding: Literal["skip", "include"] = switch(
         "skip", "pixels that an augmentation padded, in every distillation; prototypes and sparsity never count them"
     )
-    entropy_weight: float = setting(1.0, "λ_GS of CIL", 0)
+    entropy_weight: float = switch(1.0, "λ_GS of CIL", 0)
 
 
 @dataclass(frozen=True)
 class Enc:
     """Distillation of the encoder's features (ILT)."""
 
-    weight: float = setting(0.0, "λ_enc", 0)
+    weight: float = switch(0.0, "λ_enc", 0)
 
 
 @dataclass(frozen=True)
@@ -61,25 +65,25 @@ class Proto:
 class Pm:
     """Prototype matching (Eq. 3)."""
 
-    weight: float = setting(0.0, "λ_pm", 0)
-    distance: Literal["mse", "frobenius", "cosine"] = setting("mse", "between running and in-batch prototypes")
-    normaliser: Literal["present", "n_old"] = setting("present", "classes present in the batch, or all old ones")
-    background: bool = setting(False, "whether the background takes part where it has a prototype")
+    weight: float = switch(0.0, "λ_pm", 0)
+    distance: Literal["mse", "frobenius", "cosine"] = switch("mse", "between running and in-batch prototypes")
+    normaliser: Literal["present", "n_old"] = switch("present", "classes present in the batch, or all old ones")
+    background: bool = switch(False, "whether the background takes part where it has a prototype")
 
 
 @dataclass(frozen=True)
 class Cl:
     """The contrastive terms (Eq. 6 and 7)."""
 
-    attract: float = setting(0.0, "λ of the attraction", 0)
-    repel: float = setting(0.0, "λ of the repulsion", 0)
-    form: Literal["mse", "norm_sum", "norm_mean"] = setting(
+    attract: float = switch(0.0, "λ of the attraction", 0)
+    repel: float = switch(0.0, "λ of the repulsion", 0)
+    form: Literal["mse", "norm_sum", "norm_mean"] = switch(
         "mse", "attraction: mean squares, or norms summed (the paper's print) or averaged over the class's pixels"
     )
-    scope: Literal["batch", "image"] = setting("batch", "attraction over the classes of the batch, or image by image")
-    normaliser: Literal["classes", "pairs"] = setting("classes", "of the repulsion")
-    labels: Literal["truth", "pseudo"] = setting("truth", "labels, or with background relabelled by the teacher")
-    background: Literal["include_if_known", "include", "exclude"] = setting(
+    scope: Literal["batch", "image"] = switch("batch", "attraction over the classes of the batch, or image by image")
+    normaliser: Literal["classes", "pairs"] = switch("classes", "of the repulsion")
+    labels: Literal["truth", "pseudo"] = switch("truth", "labels, or with background relabelled by the teacher")
+    background: Literal["include_if_known", "include", "exclude"] = switch(
         "include_if_known",
         "the background takes part if it has a prototype; always (where it has none, it is drawn to 0); or never",
     )
@@ -89,10 +93,10 @@ class Cl:
 class Sp:
     """Sparsity of the features (Eq. 8 and 9)."""
 
-    weight: float = setting(0.0, "λ_sp", 0)
-    variant: SparsityVariant = setting("class_max", "which of the ten measures")
-    scope: Literal["image", "batch"] = setting("image", "where the largest activation of a class is looked for")
-    detach_max: bool = setting(False, "let no gradient through that largest activation")
+    weight: float = switch(0.0, "λ_sp", 0)
+    variant: SparsityVariant = switch("class_max", "which of the ten measures")
+    scope: Literal["image", "batch"] = switch("image", "where the largest activation of a class is looked for")
+    detach_max: bool = switch(False, "let no gradient through that largest activation")
 
 
 @dataclass(frozen=True)
@@ -107,4 +111,4 @@ class Latent:
 class Importance:
     """Penalties on the change of important parameters (EWC, PI, RW)."""
 
-    weight: float = setting(0.0, "λ", 0)
+    weight: float = switch(0.0, "λ", 0)

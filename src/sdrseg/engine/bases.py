@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from sdrseg.config import Config
-from sdrseg.config.switches import Ce, Cl, Enc, Importance, Kd, Latent, Pm, Sp
 from sdrseg.data.index import ClassIndex
 from sdrseg.engine.checkpoint import load_entry, save_tensors
 from sdrseg.errors import SdrsegError, UsageError
@@ -34,40 +33,32 @@ from sdrseg.scenario import Step
 PARTS = ("model", "memory")
 LARGEST_HALF = 65504.0
 RECIPE = 2
-"""Counts changes of how a base is trained that no setting tells: 2, labels are resized by pixel centres."""
+"""Counts changes of how a base is trained that no setting tells, and of defaults: 2, labels are resized by pixel
+centres."""
+KEY_VERSION = 2
+"""Counts changes of what a key is made of: 2, settings at their default stay out."""
 
 
 def base_of(method: type[Method], config: Config) -> tuple[type[Method], Config]:
     """The method and configuration that train step 0: its own where it needs one, else plain training."""
     if method.own_step0 or config.latent.step0:
-        return method, config
-    ce = Ce(reduction=config.ce.reduction)
-    off = {"kd": Kd(), "enc": Enc(), "pm": Pm(), "cl": Cl(), "sp": Sp(), "importance": Importance()}
-    latent = Latent(official=config.latent.official)  # of it depend the prototypes
-    return find_method("ft"), replace(config, ce=ce, latent=latent, **off)  # type: ignore[arg-type]
+        return method, config.without("later")
+    return find_method("ft"), replace(config.without("later", "losses"), own={})
 
 
 def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex, protocol: str) -> str:
-    """The key of the base that `base_of` trains on the images of step 0."""
-    values = config.to_dict()
-    values["proto"]["background"] = learns_background(config, protocol, 0)  # of the protocol all that matters here
-    values["run"] = {"accumulate": config.run.accumulate}  # batch norm sees the parts
-    for section in ("eval", "shapes"):
-        del values[section]
-    for key in ("workers", "cache", "void_train"):  # void_train is in the label table
-        del values["data"][key]
-    for section, keys in (
-        ("optim", ("lr_later", "decoder_lr_factor_later")),
-        ("train", ("batch_size_later", "epochs_later")),
-    ):
-        for key in keys:
-            del values[section][key]
-    del values["net"]["bn_later"]
+    """The key of the base that this method and configuration, found by `base_of`, train on the images of step 0.
+
+    Settings at their default are not part of it, so that a new setting leaves the keys of stored bases as they are.
+    """
+    matters = [s for s in config.settings() if s.affects in ("base", "losses") and not s.is_default]
+    values = {s.key: s.value for s in matters}
+    values["proto.background"] = learns_background(config, protocol, 0)  # of the protocol all that matters here
     if (file := Path(config.net.weights)).is_file():
-        values["net"]["weights"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        values["net.weights"] = hashlib.sha256(file.read_bytes()).hexdigest()
     row_of = {id: row for row, id in enumerate(train.ids)}
-    code = [own] if (own := source_digest(method)) else []
-    digest = hashlib.sha256(json.dumps([RECIPE, method.name, values, *code], sort_keys=True).encode())
+    facts = [KEY_VERSION, RECIPE, method.name, source_digest(method), values]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     digest.update("\0".join(step.train_ids).encode())
     digest.update(train.digests[[row_of[id] for id in step.train_ids]].tobytes())
     digest.update(step.train_table.tobytes())

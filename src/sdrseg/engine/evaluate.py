@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from sdrseg.config import config_from
+from sdrseg.config import saved_config
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batches, eval_batches
 from sdrseg.data.index import map_with_threads
@@ -136,7 +136,7 @@ def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
     saved = folder.read_json("config.json")
     if not folder.has_metrics(0):
         raise SdrsegError(f"{out}: no step of this run is finished yet. Wait, or go on training it.")
-    config = config_from(saved["config"], str(out / "config.json"))
+    config = saved_config(saved["config"], str(out / "config.json"))
     job = prepare_job(parse_spec(saved["spec"]), "ft", config, data, out, None, None)  # scoring needs no method
     known = (out / "scenario.json").exists()
     difference = data_difference(job, folder.read_json("scenario.json")) if known else None

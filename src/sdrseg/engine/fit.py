@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from sdrseg.network import Network
 
 
-def learning_rates(config: Config, step: int) -> tuple[float, float]:
-    """At the beginning of a step, of the encoder and of the decoder."""
+def learning_rates(config: Config) -> tuple[float, float]:
+    """At the beginning of a step, of the encoder and of the decoder. `config`: that of the step."""
     optim = config.optim
-    lr, factor = (optim.lr, optim.decoder_lr_factor) if step == 0 else (optim.lr_later, optim.decoder_lr_factor_later)
+    lr = optim.lr
     if optim.lr_rule == "linear":
         lr *= config.train.batch_size / optim.reference_batch
-    return lr, lr * factor
+    return lr, lr * optim.decoder_lr_factor
 
 
-def make_optimiser(network: Network, config: Config, step: int) -> torch.optim.SGD:
+def make_optimiser(network: Network, config: Config) -> torch.optim.SGD:
     """SGD with one group for the encoder and one for the decoder."""
     optim = config.optim
-    lr, decoder = learning_rates(config, step)
+    lr, decoder = learning_rates(config)
     groups = [
         {"params": list(network.encoder_parameters()), "lr": lr, "initial_lr": lr},
         {"params": list(network.decoder_parameters()), "lr": decoder, "initial_lr": decoder},

@@ -16,7 +16,7 @@ from typing import IO, Any
 from torch import Tensor
 
 from sdrseg import __version__
-from sdrseg.config import Config, config_from
+from sdrseg.config import Config, saved_config
 from sdrseg.engine.checkpoint import load_entry, save_tensors
 from sdrseg.errors import SdrsegError
 from sdrseg.files import sweep, write_json
@@ -108,7 +108,7 @@ class RunFolder:
         changed = [
             f"{key}: {value!r}, {saved.get(key)!r}" for key, value in identity.items() if saved.get(key) != value
         ]
-        changed += config.differences(config_from(saved["config"], str(self.path / "config.json")))
+        changed += config.differences(saved_config(saved["config"], str(self.path / "config.json")))
         if changed:
             raise SdrsegError(
                 f"{self.path} is a run of another configuration (now, there): {'; '.join(changed)}. "

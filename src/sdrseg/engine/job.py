@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from sdrseg import __version__
 from sdrseg.config import Config
 from sdrseg.data import open_source
 from sdrseg.data.batches import train_order, trained_on, workers
@@ -140,7 +141,8 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
     job.folder.note_environment(device, job.everyone.world)
     write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": _digests(job)})
     job.log = Log(job.folder.path)
-    job.log.write("start", **identity, processes=job.everyone.world, device=device, commit=source_commit())
+    here = {"sdrseg": __version__, "processes": job.everyone.world, "device": device, "commit": source_commit()}
+    job.log.write("start", **identity, **here)
     for warning in job.scenario.warnings:
         job.display.say(f"warning: {warning}")
 

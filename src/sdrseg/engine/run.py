@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from timm.layers.norm_act import convert_sync_batchnorm
 
-from sdrseg import __version__
 from sdrseg.config import Config, load_config
 from sdrseg.data import read_spec
 from sdrseg.data.batches import train_batches
@@ -79,13 +78,13 @@ def train(
         if job.everyone.rank == 0:
             job.bases.require_writable()
         ready = assemble(job, job.scenario.steps[0], *job.base[:2])  # what is wrong is said before the folder is made
-    identity = {"spec": str(spec), "method": method_name, "preset": preset, "sdrseg": __version__, "recipe": RECIPE}
+    identity = {"spec": str(spec), "method": method_name, "preset": preset, "recipe": RECIPE}
     if code := file_digest(job.method):
         identity["method_code"] = code
     try:
         if job.everyone.rank == 0:
             open_run_folder(job, identity)
-        rates = [learning_rates(config.of_step(number), number) for number in range(min(2, len(job.scenario.steps)))]
+        rates = [learning_rates(config.of_step(number)) for number in range(min(2, len(job.scenario.steps)))]
         spoken = ", then ".join(f"{low:g}" + (f" (decoder {high:g})" if high != low else "") for low, high in rates)
         job.display.say(f"preset {preset}, learning rate {spoken}")
         if issubclass(job.method, Offline) and len(job.scenario.steps) > 1:
@@ -124,7 +123,7 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
             job.folder.save_step(0, *job.bases.load(key), _meta(job, step, config, {"base": key}))
         return
     method, student, teacher = ready or assemble(job, step, method_type, config)
-    optimiser = make_optimiser(student, config, step.number)
+    optimiser = make_optimiser(student, config)
     cache = job.cache("train", "train", step.train_ids)
     batches = train_batches(job.source, step.train_ids, step.train_table, config, share=job.share, cache=cache)
     order = batches.order
@@ -217,7 +216,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     require_super(method, "begin_step", "step")
     student.place_on(job.fabric.device)
     student.train()
-    if step.number > 0 and config.net.bn_later == "freeze_stats":
+    if config.net.bn == "freeze_stats":
         student.freeze_statistics()
     elif job.everyone.world > 1 and job.fabric.device.type == "cuda":
         convert_sync_batchnorm(student)  # type: ignore[no-untyped-call]

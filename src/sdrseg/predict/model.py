@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdrseg.colours import class_colours
-from sdrseg.config import Config, config_from
+from sdrseg.config import Config, saved_config
 from sdrseg.data.augment import normalise
 from sdrseg.data.source import Array, Progress
 from sdrseg.engine.checkpoint import load_entry
@@ -236,9 +236,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def _config_of(run: Path | None, meta: dict[str, Any], folder: Path) -> Config:
     """That of the run; a step's folder alone knows its network, and the rest is as for VOC."""
     if run is None:
-        return config_from({"net": meta["net"]}, str(folder / "meta.json"))
+        return saved_config({"net": meta["net"]}, str(folder / "meta.json"))
     saved = RunFolder(run).read_json("config.json")
-    return config_from({**saved["config"], "net": meta["net"]}, str(run / "config.json"))
+    return saved_config({**saved["config"], "net": meta["net"]}, str(run / "config.json"))
 
 
 def find_device(wish: str | torch.device | None) -> torch.device:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.colours import Colour, class_colours
-from sdrseg.config import Config, config_from, load_config
+from sdrseg.config import Config, load_config, saved_config
 from sdrseg.engine.folder import RunFolder
 from sdrseg.errors import SdrsegError
 from sdrseg.methods import METHODS, method_layers
@@ -114,7 +114,7 @@ def _labels(paths: Sequence[Path], methods: Sequence[str]) -> list[str]:
 
 
 def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
-    config = config_from(identity["config"], str(folder.path / "config.json"))
+    config = saved_config(identity["config"], str(folder.path / "config.json"))
     scenario = folder.read_json("scenario.json")
     scores, metas = [], []
     for number in range(len(scenario["steps"])):
@@ -127,7 +127,8 @@ def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
             f"{folder.path}: step 0 is not trained and scored yet. Let `sdrseg train` finish a step first."
         )
     environment = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else []
-    known = {key: identity.get(key) for key in ("spec", "method", "preset", "sdrseg")}
+    known = {key: identity.get(key) for key in ("spec", "method", "preset")}
+    known["sdrseg"] = environment[-1].get("sdrseg") if environment else None
     log = tuple(_train_lines(folder.path / "log.jsonl"))
     return RunRecord(label, folder, known, config, scenario, tuple(scores), tuple(metas), tuple(environment), log)
 
@@ -172,9 +173,8 @@ def _other_scenario(first: RunRecord, other: RunRecord) -> str | None:
 
 def scored_differently(runs: Sequence[RunRecord]) -> list[str]:
     """Settings of the scoring that are not the same in all runs."""
-    values = [run.config.to_dict()["eval"] for run in runs]
-    free = ("batch_size", "every", "also")
-    return [f"eval.{key}" for key in values[0] if key not in free and len({str(v[key]) for v in values}) > 1]
+    values = [{s.key: s.value for s in run.config.settings() if s.affects == "score"} for run in runs]
+    return [key for key in values[0] if len({str(v[key]) for v in values}) > 1]
 
 
 def command_line(run: RunRecord) -> str:
@@ -185,23 +185,23 @@ def command_line(run: RunRecord) -> str:
     words += ["--preset", preset] if preset != "default" else []
     try:
         words += ["--data", "PATH"] if find_source(spec.source).needs_folder else []
-        usual = load_config(spec.source, None, [], method_layers(method, preset, spec.task, spec.source)).to_dict()
+        config = load_config(spec.source, between=method_layers(method, preset, spec.task, spec.source))
+        usual = {s.key: s.value for s in config.settings()}
     except SdrsegError:  # a method or a data set of the user's own, not known here: say every setting
         usual = {}
         words[4] = method if method in METHODS else f"FILE.py:{method}"
         if spec.source not in SOURCES:
             words[2] = f"FILE.py{str(spec).removeprefix(spec.source)}"
-    for section, keys in run.config.to_dict().items():
-        for key, value in keys.items():
-            if section not in usual or usual[section][key] != value:
-                words += ["--set", f"{section}.{key}={_toml(value)}"]
+    for key, _, value in run.config.settings():
+        if key not in usual or usual[key] != value:
+            words += ["--set", f"{key}={_toml(value)}"]
     return shlex.join([*words, "--out", "RUN"])
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 

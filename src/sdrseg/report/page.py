@@ -121,12 +121,9 @@ def _settings(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     rows: list[tuple[str, list[Any]]] = [
         (key, [run.identity[key] for run in runs]) for key in ("method", "preset", "sdrseg")
     ]
-    dicts = [run.config.to_dict() for run in runs]
-    rows += [
-        (f"{section}.{key}", [values[section][key] for values in dicts])
-        for section, keys in dicts[0].items()
-        for key in keys
-    ]
+    chosen = [{s.key: s.value for s in run.config.settings()} for run in runs]
+    keys = dict.fromkeys(key for values in chosen for key in values)  # a method may have settings of its own
+    rows += [(key, [values.get(key, "") for values in chosen]) for key in keys]
     return [
         {"key": key, "values": [str(v) for v in values], "differs": len({str(v) for v in values}) > 1}
         for key, values in rows

@@ -12,8 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from sdrseg.config import Config, config_from, load_config
-from sdrseg.config.engine import FREE
+from sdrseg.config import Config, load_config, saved_config
 from sdrseg.config.sections import Eval
 from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.errors import SdrsegError
@@ -38,7 +37,7 @@ def cell_of(run: Path) -> Cell:
     saved = folder.read_json("config.json")
     if not (run / "summary.json").exists():
         raise SdrsegError(f"{run}: not finished yet. Give the command that began it again, then ask for its result.")
-    config = config_from(saved["config"], str(run / "config.json"))
+    config = saved_config(saved["config"], str(run / "config.json"))
     spec, done = parse_spec(saved["spec"]), folder.read_json("summary.json")
     last = int(done["steps"]) - 1
     scores = [StepScore.from_dict(folder.read_json(f"steps/{k}/metrics.json")) for k in range(last + 1)]
@@ -195,34 +194,28 @@ def _origin(folder: RunFolder, saved: Mapping[str, Any], config: Config) -> dict
         "seconds": round(seconds_in(log), 1) if log else None,
         "images_per_second": round(images / busy, 2) if busy else None,
         "device": start.get("device"),
-        "version": saved.get("sdrseg"),
+        "version": start.get("sdrseg"),
         "commit": start.get("commit"),
     }
 
 
 def _settings(saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Every setting that is not what the data set, the preset and the method say, and changes results."""
-    spec, values = parse_spec(saved["spec"]), config.to_dict()
+    spec = parse_spec(saved["spec"])
     try:
         layers = method_layers(saved["method"], saved["preset"], spec.task, spec.source)
     except SdrsegError:  # a method of the user's own, not known here
         layers = []
-    usual = load_config(spec.source, between=layers).to_dict()
-    changed = {
-        f"{section}.{key}": value
-        for section, keys in values.items()
-        for key, value in keys.items()
-        if value != usual[section][key] and f"{section}.{key}" not in FREE
-    }
+    usual = {s.key: s.value for s in load_config(spec.source, between=layers).settings()}
+    matters = [s for s in config.settings() if s.affects != "nothing"]
+    changed = {s.key: s.plain for s in matters if s.key not in usual or s.value != usual[s.key]}
     return changed | ({"net.weights": Path(config.net.weights).name} if "net.weights" in changed else {})
 
 
 def _hash(saved: Mapping[str, Any], config: Config, seed: bool) -> str:
     """Of all that a result depends on beside the data: the same for the same experiment on any machine."""
-    values = config.to_dict()
-    for name in FREE | (set() if seed else {"train.seed"}):
-        section, key = name.split(".")
-        values[section].pop(key, None)
-    values["net"]["weights"] = Path(config.net.weights).name
+    matters = [s for s in config.settings() if s.affects != "nothing" and not s.is_default]
+    values = {s.key: s.plain for s in matters if seed or s.key != "train.seed"}
+    values["net.weights"] = Path(config.net.weights).name
     facts = [saved["spec"], saved["method"], saved["preset"], saved.get("method_code"), values]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

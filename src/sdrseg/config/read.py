@@ -1,0 +1,143 @@
+"""Reading a configuration. Values come in layers: the defaults, those of the data set, a preset and a method, the TOML
+file, then the command line."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from sdrseg.config.config import Config
+from sdrseg.config.setting import section, setting
+from sdrseg.errors import UsageError
+from sdrseg.scenario.registry import find_source
+from sdrseg.scenario.spec import nearest
+
+Sections = Mapping[str, type]
+
+Layer = tuple[str, Mapping[str, Mapping[str, Any]]]  # where it comes from, and its values
+
+
+def load_config(
+    data_set: str,
+    file: Path | None = None,
+    assignments: Sequence[str] = (),
+    between: Sequence[Layer] = (),
+    own: Sections | None = None,
+) -> Config:
+    """The resolved configuration for a data set, a TOML file and `section.key=value` assignments.
+
+    `between`: layers that come after the defaults of the data set and before the file: a preset and a method.
+    `own`: sections that the method declares, by name.
+    """
+    layers: list[Layer] = [(data_set, find_source(data_set).defaults), *between]
+    if file is not None:
+        layers.append((str(file), _read_toml(file)))
+    layers += [(f"--set {text}", _assignment(text)) for text in assignments]
+    values: dict[str, dict[str, Any]] = {}
+    for origin, layer in layers:
+        config_from(layer, origin, own)  # each layer is checked by itself, so that a message names where a value stands
+        for name, keys in layer.items():
+            values.setdefault(name, {}).update(keys)
+    net = values.get("net", {})
+    if net.get("weights") == "none":  # statistics that start from nothing have to move
+        net.setdefault("bn_momentum_encoder", 0.1)
+    return config_from(values, data_set, own)
+
+
+def config_from(values: Mapping[str, Any], origin: str, own: Sections | None = None) -> Config:
+    """A configuration from nested values; unknown keys, wrong types and impossible values are errors."""
+    kinds = _BUILT_IN | dict(own or {})
+    known = [f"{name}.{f.name}" for name, kind in kinds.items() for f in fields(kind)]
+    sections = {name: kind() for name, kind in kinds.items()}
+    for name, keys in values.items():
+        if name not in kinds:
+            raise UsageError(f"{origin}: unknown section [{name}]{nearest(name, list(kinds))}")
+        if not isinstance(keys, Mapping):
+            raise UsageError(f"{origin}: {name} is a section; write its keys as {name}.KEY = VALUE.")
+        hints = typing.get_type_hints(kinds[name])
+        checked = {}
+        for key, value in keys.items():
+            if f"{name}.{key}" not in known:
+                raise UsageError(f"{origin}: unknown key {name}.{key}{_nearest_key(name, key, sorted(known))}")
+            metadata = kinds[name].__dataclass_fields__[key].metadata
+            checked[key] = _value(f"{origin}: {name}.{key}", value, hints[key], metadata)
+        sections[name] = kinds[name](**checked)
+    return Config(**{name: sections.pop(name) for name in _BUILT_IN}, own=sections)
+
+
+def saved_config(values: Any, origin: str) -> Config:
+    """The configuration of a run, read without its method: what the method declared is taken as it was written."""
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{origin}: no configuration of a run.")
+    others = {name: keys for name, keys in values.items() if name not in _BUILT_IN and isinstance(keys, Mapping)}
+    own = {name: section(name, {k: setting(v, "") for k, v in keys.items()}) for name, keys in others.items()}
+    return config_from(values, origin, own)
+
+
+_BUILT_IN: dict[str, Any] = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "own"}
+
+
+def _nearest_key(section: str, key: str, known: list[str]) -> str:
+    """The same key in another section, or the closest spelling."""
+    same = [k for k in known if k.endswith(f".{key}")]
+    return f"; did you mean {same[0]!r}?" if same else nearest(f"{section}.{key}", known)
+
+
+def _value(where: str, value: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:
+    """`value` as the type `kind` says, within bounds."""
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices or not isinstance(value, str):
+            raise UsageError(f"{where} = {value!r} is not possible{nearest(str(value), choices)}")
+        return value
+    if typing.get_origin(kind) is tuple:
+        items = typing.get_args(kind)
+        if not isinstance(value, list | tuple) or len(value) != len(items):
+            raise UsageError(f"{where} = {value!r} is not a list of {len(items)} values such as [0.5, 2.0].")
+        checked = tuple(_value(where, v, k, bounds) for v, k in zip(value, items, strict=True))
+        if list(checked) != sorted(checked):
+            raise UsageError(f"{where} = {value!r}: the smaller value comes first.")
+        return checked
+    low, high = bounds["minimum"], bounds["maximum"]
+    if not (type(value) is kind or (kind is float and type(value) is int)):
+        raise UsageError(f"{where} = {value!r} is not {_TYPES[kind]}.")
+    if value in (math.inf, -math.inf):
+        raise UsageError(f"{where} = {value!r} is not finite.")
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        span = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise UsageError(f"{where} = {value!r} must be {span}.")
+    try:
+        return kind(value)
+    except OverflowError as error:
+        raise UsageError(f"{where}: {error}.") from error
+
+
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror}).") from error
+    except (ValueError, RecursionError) as error:  # of the decoding, or of numbers and nesting beyond all measure
+        raise UsageError(f"{file}: not valid TOML: {error}") from error
+
+
+def _assignment(text: str) -> dict[str, dict[str, Any]]:
+    """`section.key=value`; the value is TOML, or a bare word."""
+    name, equals, raw = text.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise UsageError(f"--set {text}: write section.key=value, such as train.epochs=30.")
+    try:
+        parsed = tomllib.loads(f"value = {raw}")
+    except (ValueError, RecursionError):
+        parsed = {}
+    value = parsed["value"] if list(parsed) == ["value"] else raw.strip()  # one value, not lines of more
+    return {section: {key: value}}

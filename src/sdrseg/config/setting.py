@@ -1,0 +1,78 @@
+"""What a setting is: a field of a frozen dataclass that carries its meaning, its bounds and what it affects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, field, make_dataclass
+from typing import Any, Literal, NamedTuple
+
+from sdrseg.errors import UsageError
+
+Affects = Literal["data", "base", "losses", "later", "score", "nothing"]
+"""What a setting changes:
+
+data      which images and labels there are; the key of a base holds those themselves
+base      the model of step 0, and so all that follows
+losses    the later steps, and step 0 only where a method trains its own
+later     the later steps only: X_later stands for X there
+score     how a trained model is scored
+nothing   how a run is carried out; it may change when a run is resumed
+"""
+
+
+class Setting(NamedTuple):
+    """One value of a configuration, with what is declared about it."""
+
+    key: str  # "section.name"
+    declared: Field[Any]
+    value: Any
+
+    @property
+    def affects(self) -> Affects:
+        chosen: Affects = self.declared.metadata["affects"]
+        return chosen
+
+    @property
+    def same(self) -> Any:
+        """Of an X_later: the value that means "as X"."""
+        return self.declared.metadata["same"]
+
+    @property
+    def plain(self) -> Any:
+        """The value as JSON and TOML have it."""
+        return list(self.value) if isinstance(self.value, tuple) else self.value
+
+    @property
+    def is_default(self) -> bool:
+        return bool(self.value == self.declared.default)
+
+
+def setting(
+    default: Any,
+    help: str,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    *,
+    affects: Affects = "base",
+    same: Any = None,
+) -> Any:
+    """A configuration value with its meaning, its bounds and what it affects.
+
+    `same`, for an X_later: the value that means "as X".
+    """
+    facts = {"help": help, "minimum": minimum, "maximum": maximum, "affects": affects, "same": same}
+    return field(default=default, metadata=facts)
+
+
+def section(name: str, settings: Mapping[str, Any]) -> type:
+    """A section of a method's own, from settings by name; the type of a value is that of its default."""
+    fields = []
+    for key, declared in settings.items():
+        if not (isinstance(declared, Field) and "help" in declared.metadata):
+            raise UsageError(f'{name}.{key}: write it as sdrseg.setting(DEFAULT, "what it means").')
+        if type(declared.default) not in (bool, int, float, str):
+            raise UsageError(f"{name}.{key} = {declared.default!r}: a setting is a number, a text, true or false.")
+        if not key.isidentifier() or key.removesuffix("_later") not in settings:
+            raise UsageError(f"{name}.{key}: not a name for a setting (NAME_later needs a setting NAME).")
+        fields.append((key, type(declared.default), declared))
+    return make_dataclass(name, fields, frozen=True)
