@@ -277,3 +277,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(sdrseg, monke
     monkeypatch.setattr("sdrseg.data.inspect.open_source", lambda *_: pytest.fail("it began to work"))
     code, _, err = sdrseg("data", "shapes", "--picture", "file/a.png", *SMALL)
     assert code == 1 and "file/a.png" in err and "Choose another" in err
+
+
+def test_methods_in_a_process_of_their_own(tmp_path):
+    shown = command("methods", "sdr", "--json", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["weights"]["kd"] == 100

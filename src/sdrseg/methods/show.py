@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sdrseg.data  # noqa: F401 - registers VOC, whose defaults are shown
 from sdrseg.config import load_config
 from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS, PRESETS, Method, find_method, method_layers, resolve_method
@@ -13,11 +14,11 @@ from sdrseg.terminal import console, print_json, print_table
 
 
 def show_methods(json: bool) -> None:
-    """One line a method."""
+    """One line for each method."""
     if json:
         print_json([_brief(method) for method in METHODS.values()])
         return
-    heads = ["name", "what it does", "what the later steps minimise", "step 0"]
+    heads = ["name", "summary", "objective of later steps", "step 0"]
     for title, chosen in (
         ("Methods", [m for m in METHODS.values() if m not in STUDIES]),
         ("The paper's studies", STUDIES),
@@ -27,7 +28,7 @@ def show_methods(json: bool) -> None:
 
 
 def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
-    """The terms, weights and switches of a method with the source of each number."""
+    """The terms, weights and settings of a method, and the source of each value."""
     method = find_method(resolve_method(name))
     task = next((names[task] for names in ALIASES.values() if task in names), task)
     built = _build(method, preset, task)
@@ -42,15 +43,15 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
         return
     out = console()
     out.print(f"{method.name}: {method.summary}", markup=False)
-    out.print(f"later steps minimise: {built.objective()}", markup=False)
-    own = "trained with this method" if method.own_step0 else "plain training, shared with other methods"
+    out.print(f"objective of later steps: {built.objective()}", markup=False)
+    own = "trained with this method" if method.own_step0 else "plain cross-entropy, shared with other methods"
     out.print(f"step 0: {own}", markup=False)
     if task is not None and task not in method.by_task:
-        out.print(f"{task}: the same as any other task", markup=False)
+        out.print(f"{task}: no value depends on this task", markup=False)
     out.print()
     print_table("Terms", ["term", "weight"], [[term, f"{weight:g}"] for term, weight in weights.items()])
     rows = [[key, f"{v.value:g}" if isinstance(v.value, float) else v.value, v.source, by] for by, key, v in values]
-    print_table("Switches set", ["switch", "value", "where it comes from", "set by"], rows)
+    print_table("Settings", ["setting", "value", "source", "set by"], rows)
 
 
 def _build(method: type[Method], preset: str = "default", task: str | None = None) -> Method:
