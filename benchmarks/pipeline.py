@@ -22,6 +22,7 @@ from typing import Any
 from sdrseg.config import load_config
 from sdrseg.data.batches import Batch, eval_batches, train_batches, workers
 from sdrseg.data.order import TrainOrder
+from sdrseg.data.pool import ImagePool
 from sdrseg.engine.evaluate import confusion
 from sdrseg.engine.fit import fit
 from sdrseg.engine.job import prepare_job
@@ -105,7 +106,7 @@ def main() -> None:
     network = step.compute.student.module
     sizes = job.indexes[chosen.test_split].size_by_id
     for transform in args.transforms:
-        job._caches.clear()
+        job.images = ImagePool()
         scored = load_config(spec.source, None, [*settings, f"eval.transform={transform}"])
         for time_number in (1, 2):
             begin = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interpreted import NEEDS_TRITON, interpret
+from sdrseg.config import Config
 from sdrseg.data import cache as cache_module
 from sdrseg.data.augment import View, crop512, full_image, padding, rrc, scale_crop, show
 from sdrseg.data.cache import HEADROOM, PixelCache, build_cache, cache_device, free_memory
+from sdrseg.data.index import class_index
+from sdrseg.data.pool import ImagePool
 from sdrseg.data.shapes import Shapes
 from sdrseg.data.source import Array, Source, Split
 from sdrseg.errors import DataError, SdrsegError
@@ -326,3 +330,59 @@ def test_free_memory_of_this_machine(monkeypatch):
     monkeypatch.setattr(Path, "read_text", lambda _: (_ for _ in ()).throw(OSError("none here")))
     assert free_memory(CPU) == 0
     assert cache_device("auto", [(1, 1)], CPU) is None
+
+
+# --- a pool of caches ------------------------------------------------------------------------------------------------
+
+
+class CountingShapes(Shapes):
+    """Generated data that counts how often a picture is decoded."""
+
+    decoded = []
+
+    def image(self, id):
+        self.decoded.append(id)
+        return super().image(id)
+
+
+def generated(**values: int) -> Config:
+    return replace(Config(), shapes=replace(Config().shapes, size=32, train=30, **values))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_pool_decodes_an_image_again_only_where_it_keeps_no_more(whole):
+    config = generated()
+    sources = [CountingShapes.open(None, config) for _ in range(2)]
+    index = class_index(sources[0], "train")
+    pool = ImagePool(whole=whole)
+    CountingShapes.decoded.clear()
+    some, more = index.ids[:10], index.ids[5:20]
+    caches = [pool.cache("train", s, index, ids, config, "cpu") for s in sources for ids in (some, more)]
+    assert len(CountingShapes.decoded) == (30 if whole else 10 + 15 + 10 + 15)
+    for ids, cache in zip((some, more) * 2, caches, strict=True):
+        assert set(ids) <= cache.sizes.keys()
+        for id in ids:
+            picture, mask = cache._picture(id)
+            image, truth = sources[0].pair(id)
+            assert (picture.permute(1, 2, 0).numpy() == image).all() and (mask.numpy() == truth).all()
+
+
+def test_a_shared_pool_keeps_other_data_apart_and_passes_over_images_nobody_asked_for():
+    config = generated()
+    other = generated(seed=1)
+    pool = ImagePool(whole=True)
+    first, second = (Shapes.open(None, c) for c in (config, other))
+    ids = first.ids("train")[:4]
+    one = pool.cache("train", first, class_index(first, "train"), ids, config, "cpu")
+    two = pool.cache("train", second, class_index(second, "train"), ids, other, "cpu")
+    assert not torch.equal(one._picture(ids[0])[0], two._picture(ids[0])[0])
+
+    class Broken(Shapes):
+        def image(self, id):
+            if id == self.ids("train")[-1]:
+                raise DataError("cannot be read")
+            return super().image(id)
+
+    broken = Broken.open(None, config)
+    kept = ImagePool(whole=True).cache("train", broken, class_index(first, "train"), ids, config, "cpu")
+    assert kept.sizes.keys() == set(ids)

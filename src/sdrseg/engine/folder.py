@@ -55,6 +55,10 @@ def source_commit() -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+class RunInUseError(SdrsegError):
+    """Another process writes this run."""
+
+
 class RunFolder:
     """Files of a run by name, written atomically and read with checks."""
 
@@ -139,7 +143,7 @@ class RunFolder:
         except OSError as error:
             if here not in _HELD:  # closing any handle of the file would give up this process's own lock
                 lock.close()
-            raise SdrsegError(
+            raise RunInUseError(
                 f"{self.path} is in use by another process. Wait for it, or choose another --out."
             ) from error
         self._lock = lock

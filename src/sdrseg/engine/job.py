@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from sdrseg import __version__
 from sdrseg.config import Config
 from sdrseg.data import open_source
-from sdrseg.data.batches import train_order, trained_on, workers
-from sdrseg.data.cache import PixelCache, build_cache, cache_device
+from sdrseg.data.batches import train_order
+from sdrseg.data.cache import PixelCache
 from sdrseg.data.index import ClassIndex, class_index
 from sdrseg.data.order import Share
+from sdrseg.data.pool import ImagePool, Purpose
 from sdrseg.data.source import Source, Split
 from sdrseg.distributed import Everyone
 from sdrseg.engine.bases import BaseStore, base_key, base_of
@@ -48,7 +48,7 @@ class Job:
     display: Any
     interruption: Interruption
     log: Log | None = None
-    _caches: dict[str, PixelCache | None] = field(default_factory=dict)
+    images: ImagePool = field(default_factory=ImagePool)
 
     @property
     def share(self) -> Share:
@@ -73,22 +73,14 @@ class Job:
         left = self.scenario.steps[step.number :] if step.number > 0 else [step]
         return sum(len(train_order(s.train_ids, self.config.of_step(s.number), self.share)) for s in left)
 
-    def cache(self, purpose: Literal["train", "score"], split: Split, ids: Sequence[str]) -> PixelCache | None:
+    def cache(self, purpose: Purpose, split: Split, ids: Sequence[str]) -> PixelCache | None:
         """The decoded images of a step, where they fit; kept while they hold all that is asked for.
 
         Training that skips bad images decodes them each time: a cache would not let itself be built of them.
         """
         if purpose == "train" and self.config.run.on_bad_image == "skip":
             return None
-        kept = self._caches.pop(purpose, None)
-        if kept is None or not kept.sizes.keys() >= set(ids):
-            known = self.indexes[split].size_by_id
-            sizes = {id: known[id] for id in ids}
-            place = cache_device(self.config.data.cache, sizes.values(), self.fabric.device)
-            with trained_on() if purpose == "train" else nullcontext():
-                kept = None if place is None else build_cache(self.source, sizes, place, workers(self.config))
-        self._caches[purpose] = kept
-        return kept
+        return self.images.cache(purpose, self.source, self.indexes[split], ids, self.config, self.fabric.device)
 
     @property
     def scored_on(self) -> str:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -99,11 +100,15 @@ class InterruptedRunError(SdrsegError):
 
 
 class Interruption:
-    """Ctrl-C and SIGTERM: finish the iteration, save, and say how to go on. A second Ctrl-C stops at once; a second
-    SIGTERM does not, because those who send one (SLURM, `timeout`, a shell to its whole group) often send more."""
+    """Ctrl-C, SIGTERM, a time limit: finish the iteration, save, and say how to go on. A second Ctrl-C stops at once; a
+    second SIGTERM does not, because those who send one (SLURM, `timeout`, a shell to its whole group) often send more.
+
+    `stop_at`: the limit, by `time.monotonic()`.
+    """
 
     def __init__(self, everyone: Everyone) -> None:
         self.save: Callable[[], None] | None = None
+        self.stop_at: float | None = None
         self._everyone = everyone
         self._asked: set[int] = set()  # the numbers of the signals
         self._before: dict[int, Any] = {}
@@ -128,10 +133,10 @@ class Interruption:
     def check(self, together: bool) -> None:
         """Called after every iteration; stop here if anyone was asked to. Several processes have to stop at the same
         iteration, so they ask each other, at those that are logged (`together`)."""
-        asked = bool(self._asked)
+        asked = bool(self._asked) or (self.stop_at is not None and time.monotonic() > self.stop_at)
         if self._everyone.world > 1:
             asked = together and self._everyone.any(asked)
         if asked:
             if self.save is not None:
                 self.save()
-            raise InterruptedRunError(min(self._asked, default=signal.SIGTERM))  # in another process: ended with it
+            raise InterruptedRunError(min(self._asked, default=signal.SIGTERM))  # elsewhere, or out of time

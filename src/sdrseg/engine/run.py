@@ -14,6 +14,7 @@ from sdrseg.config import Config, load_config
 from sdrseg.data import read_spec
 from sdrseg.data.batches import train_batches
 from sdrseg.data.order import TrainOrder
+from sdrseg.data.pool import ImagePool
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.checkpoint import (
     load_optimiser,
@@ -53,11 +54,15 @@ def train(
     bases: str | Path | None = None,
     offline: str | Path | None = None,
     display: Any = None,
+    images: ImagePool | None = None,
+    stop_at: float | None = None,
 ) -> dict[str, Any]:
     """Train every step that is not done yet, score each, and return the summary. The same call again resumes.
 
     `method_name`: a name, or a Python file that registers a method. `assignments`: settings such as "train.epochs=3".
     `offline`: a finished run on all classes at once, to measure intransigence against.
+    `images`: a pool of decoded images that several runs of this process share. `stop_at`: the `time.monotonic()` at
+    which to save and stop, as Ctrl-C does.
     """
     out = Path(out)
     data, config_file, bases, offline = (None if p is None else Path(p) for p in (data, config_file, bases, offline))
@@ -69,6 +74,8 @@ def train(
         raise UsageError("eval.every scores during training, which needs held-out images: set train.holdout=0.2 too.")
     bound = None if offline is None else offline_iou(offline, scored_on(config))
     job = prepare_job(spec, method_name, config, data, out, bases, display)
+    job.images = images or job.images
+    job.interruption.stop_at = stop_at
     require_official(config, job.everyone.world)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
     if job.everyone.rank == 0:
