@@ -96,7 +96,7 @@ def terms(images: int, size: int, old: int, new: int, device: torch.device) -> t
     features = logits(images, 2048, size // 16, device).relu().to(kind).requires_grad_()
     batch = random_batch(size, images, old, old + new, device)
     teacher = logits(images, old, size, device)
-    space = LatentSpace(load_config("voc", None, [], method_layers("sdr", "default", None)), Everyone(alone=True))
+    space = LatentSpace(load_config("voc", None, None, method_layers("sdr", "default", None)), Everyone(alone=True))
     space.begin_step(StepInfo(1, old, new, "disjoint"), 2048, 16, device, nonnegative=True)
 
     def once() -> Any:

@@ -43,7 +43,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from sdrseg.config import load_config
+from sdrseg.config import load_config, parse_settings
 from sdrseg.data.augment import MEAN, STD, normalise
 from sdrseg.data.batches import Augmented, Decoded, train_batches
 from sdrseg.data.cache import build_cache
@@ -133,7 +133,7 @@ class Material:
         return (list(range(start, start + BATCH)) for start in range(0, len(self.ids), BATCH))
 
     def config(self, *settings: str) -> Any:
-        return load_config("voc", None, [f"data.crop={CROP}", f"train.batch_size={BATCH}", *settings])
+        return load_config("voc", None, parse_settings([f"data.crop={CROP}", f"train.batch_size={BATCH}", *settings]))
 
 
 def choose(source: Source, images: int) -> Material:

@@ -51,7 +51,7 @@ class Inputs:
 class Ours:
     def __init__(self, inputs: Inputs):
         self.inputs = inputs
-        config = load_config("voc", None, [], method_layers("sdr", "default", None))
+        config = load_config("voc", None, None, method_layers("sdr", "default", None))
         self.latent = LatentSpace(config, Everyone(alone=True))
         step = StepInfo(1, inputs.n_old, inputs.classes - inputs.n_old, "disjoint")
         self.latent.begin_step(step, inputs.features.shape[1], 1, torch.device("cpu"))

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sdrseg.config import load_config
+from sdrseg.config import load_config, parse_settings
 from sdrseg.data.batches import Batch, eval_batches, train_batches, workers
 from sdrseg.data.order import TrainOrder
 from sdrseg.data.pool import ImagePool
@@ -73,7 +73,9 @@ def main() -> None:
     spec = parse_spec(args.spec)
     settings = [f"net.encoder={args.encoder}", "net.weights=none", f"data.workers={args.workers}", *args.set]
     settings += [f"train.batch_size={args.batch}", "train.epochs=100000"]
-    config = load_config(spec.source, None, settings, method_layers(args.method, "default", spec.task, spec.source))
+    config = load_config(
+        spec.source, None, parse_settings(settings), method_layers(args.method, "default", spec.task, spec.source)
+    )
     job = prepare_job(spec, args.method, config, args.data, Path("unused"), None, TrainingDisplay(1, False))
     chosen = job.scenario.steps[args.step]
     setting = Setting(args.encoder, config.data.crop, args.batch, len(chosen.old), len(chosen.new))
@@ -88,7 +90,7 @@ def main() -> None:
     figures["cache"] = "none" if cache is None else str(cache.device)
     per_epoch = len(chosen.train_ids) // args.batch
     epochs = max(1, round(args.iterations / per_epoch))
-    limited = load_config(spec.source, None, [*settings, f"train.epochs={epochs}"])
+    limited = load_config(spec.source, None, parse_settings([*settings, f"train.epochs={epochs}"]))
     real = train_batches(job.source, chosen.train_ids, chosen.train_table, limited, cache=cache)
     synthetic = Synthetic(step.inputs, TrainOrder(chosen.train_ids, args.batch, epochs, 0))
     every = max(1, len(real.order) // 12)
@@ -107,7 +109,7 @@ def main() -> None:
     sizes = job.indexes[chosen.test_split].size_by_id
     for transform in args.transforms:
         job.images = ImagePool()
-        scored = load_config(spec.source, None, [*settings, f"eval.transform={transform}"])
+        scored = load_config(spec.source, None, parse_settings([*settings, f"eval.transform={transform}"]))
         for time_number in (1, 2):
             begin = time.perf_counter()
             kept = job.cache("score", chosen.test_split, chosen.test_ids)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sdrseg.config import load_config
+from sdrseg.config import load_config, parse_settings
 from sdrseg.methods import METHODS, StepInfo, method_layers
 from sdrseg.network import build_network
 from sdrseg.terminal import print_json, print_table
@@ -54,7 +54,7 @@ def worker(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     old, new = SETTING["voc"]
     settings = [f"net.encoder={args.encoder}", "net.weights=none", "run.speed=plain", "optim.lr_later=1e-9"]
-    config = load_config("voc", None, settings, method_layers("sdr", "default", None))
+    config = load_config("voc", None, parse_settings(settings), method_layers("sdr", "default", None))
     fabric, everyone = make_fabric(config), Everyone()
     torch.manual_seed(0)
     student, teacher = build_network(config.net, old), build_network(config.net, old).eval().requires_grad_(False)
@@ -115,7 +115,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     if args.bytes:
         for name, (old, new) in SETTING.items():
-            config = load_config("voc", None, [f"net.encoder={args.bytes}", "net.weights=none"])
+            config = load_config("voc", None, parse_settings([f"net.encoder={args.bytes}", "net.weights=none"]))
             network = build_network(config.net, old + new)
             sums = sums_bytes(old + new, network.feature_channels)
             gradients = gradient_bytes(network)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sdrseg.config import load_config
+from sdrseg.config import load_config, parse_settings
 from sdrseg.data.augment import normalise
 from sdrseg.engine.launch import make_fabric
 from sdrseg.kernels.layers import choose_kernels
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--without", action="store_true", help="depthwise convolutions without our kernel")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    config = load_config("voc", None, [f"net.encoder={args.encoder}", "net.weights=none"])
+    config = load_config("voc", None, parse_settings([f"net.encoder={args.encoder}", "net.weights=none"]))
     fabric = make_fabric(config)
     network = build_network(config.net, 21).place_on(fabric.device).eval()
     if args.without:

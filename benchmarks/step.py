@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from sdrseg.config import load_config
+from sdrseg.config import load_config, parse_settings
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batch
 from sdrseg.engine.fit import make_optimiser
@@ -83,7 +83,7 @@ class Step:
         name, settings, number = ROWS[row]
         settings = [f"net.encoder={setting.encoder}", "net.weights=none", f"run.speed={speed}", *settings, *more]
         settings += ["optim.lr=1e-9", "optim.lr_later=1e-9"]  # with random weights and labels anything else diverges
-        config = load_config("voc", None, settings, method_layers(name, "default", "15-1"))
+        config = load_config("voc", None, parse_settings(settings), method_layers(name, "default", "15-1"))
         fabric = make_fabric(config)
         torch.manual_seed(0)
 

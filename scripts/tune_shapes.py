@@ -15,6 +15,7 @@ import itertools
 import json
 from pathlib import Path
 
+from sdrseg.config import parse_settings
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import NotFiniteError
 from sdrseg.terminal import print_json, print_table
@@ -31,7 +32,7 @@ def harmonic(method: str, rate: float, weight: float, out: Path) -> float:
     folder = out / f"{method}-{rate:g}-{weight:g}"
     if not (folder / "summary.json").exists() and not (folder / "diverged").exists():
         try:
-            train(SPEC, method, folder, assignments=settings, bases=out / "bases")
+            train(SPEC, method, folder, settings=parse_settings(settings), bases=out / "bases")
         except NotFiniteError:
             (folder / "diverged").touch()
     if (folder / "diverged").exists():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from sdrseg.config import parse_settings
 from sdrseg.data import SOURCES
 
 BUILT_IN = tuple(SOURCES)
@@ -119,7 +120,7 @@ def trained(tmp_path_factory) -> Path:
             "shapes:8-1@disjoint",
             "mib",
             folder / "run",
-            assignments=[*settings, "train.epochs=1", "net.decoder=deeplabv3"],
+            settings=parse_settings([*settings, "train.epochs=1", "net.decoder=deeplabv3"]),
             bases=folder / "bases",
         )
     return folder / "run"
@@ -147,7 +148,7 @@ def report_runs(tmp_path_factory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SDRSEG_CACHE", str(folder / "cache"))
         for method in ("ft", "sdr"):
-            train("shapes:8-1@disjoint", method, folder / method, assignments=tiny, bases=folder / "bases")
+            train("shapes:8-1@disjoint", method, folder / method, settings=parse_settings(tiny), bases=folder / "bases")
     shutil.copytree(folder / "sdr", folder / "unfinished")
     shutil.rmtree(folder / "unfinished/steps/2")
     (folder / "unfinished/summary.json").unlink()

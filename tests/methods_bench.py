@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sdrseg.config import Config, load_config
+from sdrseg.config import Config, load_config, parse_settings
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batch, relabel
 from sdrseg.data.shapes import Shapes
@@ -24,7 +24,7 @@ CLASSES = N_OLD + N_NEW
 
 def make_config(name: str, preset: str = "default", *settings: str) -> Config:
     tiny = ["net.encoder=toy16", "net.decoder=deeplabv3", "optim.lr=0.02", "optim.lr_later=0.01"]
-    return load_config("shapes", None, [*tiny, *settings], method_layers(name, preset, None))
+    return load_config("shapes", None, parse_settings([*tiny, *settings]), method_layers(name, preset, None))
 
 
 def make_batch(step: int, protocol: str, images: int = 4, size: int = 32) -> Batch:

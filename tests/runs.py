@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from sdrseg.config import parse_settings
 from sdrseg.engine.run import train
 
 SPEC = "shapes:8-1@disjoint"
@@ -60,7 +61,9 @@ def deterministic_algorithms() -> Iterator[None]:
 
 
 def run(out: Path, method: str = "sdr", *more: str, spec: str = SPEC, bases: Path | None = None) -> dict:
-    return train(spec, method, out, assignments=[*TINY, *more], bases=bases or out.parent / "bases", display=Quiet())
+    return train(
+        spec, method, out, settings=parse_settings([*TINY, *more]), bases=bases or out.parent / "bases", display=Quiet()
+    )
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -76,7 +79,8 @@ def script(out: Path, more: Sequence[str] = (), before: str = "") -> Path:
         "atexit.register(lambda: os._exit(7) if torch.distributed.is_initialized() else None)\n"
         f"from pathlib import Path\nfrom sdrseg.engine.run import train\n{before}\n"
         f"out = Path({str(out)!r})\n"
-        f"train({SPEC!r}, 'sdr', out, assignments={[*TINY, *more]!r}, bases=out.with_name(out.name + '-bases'))\n"
+        f"settings = {parse_settings([*TINY, *more])!r}\n"
+        f"train({SPEC!r}, 'sdr', out, settings=settings, bases=out.with_name(out.name + '-bases'))\n"
     )
     file = out.parent / f"{out.name}.py"
     file.write_text(code)

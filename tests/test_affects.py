@@ -8,7 +8,7 @@ import json
 import pytest
 
 from runs import SPEC, TINY, Quiet
-from sdrseg.config import Config, config_from, load_config, saved_config
+from sdrseg.config import Config, config_from, load_config, parse_settings, saved_config
 from sdrseg.config.setting import section, setting
 from sdrseg.engine.bases import base_key, base_of
 from sdrseg.engine.job import Job, prepare_job
@@ -45,7 +45,9 @@ def other_value(config: Config, key: str) -> object:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("job")
-    return prepare_job(parse_spec(SPEC), "ft", load_config("shapes", None, TINY), None, folder, None, Quiet())
+    return prepare_job(
+        parse_spec(SPEC), "ft", load_config("shapes", None, parse_settings(TINY)), None, folder, None, Quiet()
+    )
 
 
 def key_of(job: Job, method: str, config: Config) -> str:
@@ -129,7 +131,7 @@ def test_the_defaults_that_keys_leave_out_are_those_of_this_recipe():
 
 def test_later_steps_have_values_of_their_own():
     given = ["train.epochs=9", "train.batch_size_later=2", "optim.lr_later=0.5", "optim.decoder_lr_factor_later=3"]
-    config = load_config("voc", None, given)
+    config = load_config("voc", None, parse_settings(given))
     assert config.of_step(0) == config
     for step in (config.of_step(1), config.of_step(2), config.of_step(1).of_step(1)):
         assert (step.train.epochs, step.train.batch_size) == (9, 2)  # 0: the same
@@ -151,7 +153,9 @@ POD = section("pod", {"weight": setting(10.0, "λ", 0), "weight_later": setting(
 
 def test_a_section_of_a_method_is_read_written_and_told_apart(tmp_path):
     (tmp_path / "own.toml").write_text("[pod]\nscales = 4\n")
-    config = load_config("voc", tmp_path / "own.toml", ["pod.weight=3", "pod.weight_later=2"], own={"pod": POD})
+    config = load_config(
+        "voc", tmp_path / "own.toml", parse_settings(["pod.weight=3", "pod.weight_later=2"]), own={"pod": POD}
+    )
     assert (config.own["pod"].weight, config.own["pod"].scales) == (3.0, 4)
     assert config.of_step(1).own["pod"].weight == 2.0
     saved = json.loads(json.dumps(config.to_dict()))
@@ -173,12 +177,12 @@ def test_a_section_of_a_method_is_read_written_and_told_apart(tmp_path):
 )
 def test_a_section_of_a_method_is_checked(text, message):
     with pytest.raises(UsageError, match=message):
-        load_config("voc", None, [text], own={"pod": POD})
+        load_config("voc", None, parse_settings([text]), own={"pod": POD})
 
 
 def test_without_the_method_its_section_is_unknown():
     with pytest.raises(UsageError, match=r"unknown section \[pod\]"):
-        load_config("voc", None, ["pod.weight=3"])
+        load_config("voc", None, parse_settings(["pod.weight=3"]))
 
 
 @pytest.mark.parametrize(

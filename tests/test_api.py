@@ -14,6 +14,7 @@ from PIL import Image
 
 import sdrseg
 from sdrseg.cli import main
+from sdrseg.config import parse_settings
 from sdrseg.data.shapes import Shapes
 from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import DataError, SdrsegError, UsageError
@@ -135,7 +136,9 @@ def test_a_forgotten_super_or_a_misspelt_hook_is_named(tmp_path, hook, message):
     head = "import sdrseg\n\n@sdrseg.register_method\nclass Mine(sdrseg.Method):\n    name = summary = 'mine'\n"
     file.write_text(f"{head}\n    {hook}\n")
     with pytest.raises(UsageError, match=message):
-        sdrseg.train("shapes:9-1@disjoint", str(file), tmp_path / "run", assignments=TINY, bases=tmp_path / "b")
+        sdrseg.train(
+            "shapes:9-1@disjoint", str(file), tmp_path / "run", settings=parse_settings(TINY), bases=tmp_path / "b"
+        )
 
 
 def test_a_changed_file_is_another_method(tmp_path):
@@ -143,10 +146,10 @@ def test_a_changed_file_is_another_method(tmp_path):
     code = "import sdrseg\n\n@sdrseg.register_method\nclass Mine(sdrseg.Method):\n    name = summary = 'mine'\n"
     file.write_text(code)
     for _ in range(2):
-        sdrseg.train("shapes:9-1@disjoint", str(file), out, assignments=TINY, bases=tmp_path / "b")
+        sdrseg.train("shapes:9-1@disjoint", str(file), out, settings=parse_settings(TINY), bases=tmp_path / "b")
     file.write_text(code + "    wants_more = True\n")
     with pytest.raises(SdrsegError, match=r"run is a run of another configuration .*: method_code: '"):
-        sdrseg.train("shapes:9-1@disjoint", str(file), out, assignments=TINY, bases=tmp_path / "b")
+        sdrseg.train("shapes:9-1@disjoint", str(file), out, settings=parse_settings(TINY), bases=tmp_path / "b")
     del METHODS["mine"]
     assert " --method FILE.py:mine " in command_line(collect([out])[0])
 
@@ -167,7 +170,9 @@ def test_a_method_of_ones_own_trains(tmp_path):
             return {"energy": student.features.square().mean()}
 
     spec, out = "shapes:9-1@disjoint", tmp_path / "run"
-    summary = sdrseg.train(spec, "mine", str(out), assignments=[*TINY, "run.log_every=1"], bases=str(tmp_path / "b"))
+    summary = sdrseg.train(
+        spec, "mine", str(out), settings=parse_settings([*TINY, "run.log_every=1"]), bases=str(tmp_path / "b")
+    )
     assert summary["steps"] == 2
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     named = [set(line["losses"]) for line in lines if "losses" in line and line["step"] == 1]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sdrseg.config import Config, load_config
+from sdrseg.config import Config, load_config, parse_settings
 from sdrseg.data.augment import MEAN, STD, normalise, rrc, scale_crop, show
 from sdrseg.data.batches import Batch, Batches, eval_batches, relabel, train_batches, workers
 from sdrseg.data.cache import PixelCache, build_cache
@@ -30,7 +30,7 @@ TABLE[[0, 1, 2]] = [0, 0, 1]  # 1 is an old class, 2 the new one
 
 def config(*assignments: str) -> Config:
     small = ["data.crop=32", "train.batch_size=2", "train.epochs=2", "data.workers=0", "eval.batch_size=3"]
-    return load_config("voc", None, [*small, *assignments])
+    return load_config("voc", None, parse_settings([*small, *assignments]))
 
 
 @pytest.fixture(scope="module")

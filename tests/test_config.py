@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sdrseg.config import Config, config_from, load_config
+from sdrseg.config import Config, config_from, load_config, parse_settings
 from sdrseg.errors import UsageError
 from sdrseg.scenario import find_source
 
@@ -38,7 +38,7 @@ def test_the_defaults_are_those_of_the_paper_on_voc():
 def test_later_layers_win_key_by_key(tmp_path: Path):
     file = tmp_path / "own.toml"
     file.write_text("[train]\nepochs = 7\nseed = 5\n[data]\nscale = [1, 1.5]\n")
-    config = load_config("ade20k", file, ["train.seed=9", "train.seed=11"])
+    config = load_config("ade20k", file, parse_settings(["train.seed=9", "train.seed=11"]))
     assert config.train.batch_size == 4  # the data set's, which nobody changed
     assert config.train.epochs == 7  # the file's, not the data set's 60
     assert config.train.seed == 11  # the last assignment's
@@ -61,7 +61,16 @@ def test_later_layers_win_key_by_key(tmp_path: Path):
     ],
 )
 def test_assignments_take_toml_values_and_bare_words(text, key, expected):
-    assert value_of(load_config("voc", None, [text]), key) == expected
+    assert value_of(load_config("voc", None, parse_settings([text])), key) == expected
+
+
+def test_values_come_as_they_are():
+    path = "C:\\new\\table\t'x'.pth"
+    settings = {"net.weights": path, "train.epochs": 3, "data.scale": (1, 1.5), "optim.nesterov": False}
+    config = load_config("voc", None, settings)
+    assert (config.net.weights, config.train.epochs, config.data.scale) == (path, 3, (1.0, 1.5))
+    with pytest.raises(UsageError, match=r"settings: train.epochs = '3' is not a whole number"):
+        load_config("voc", None, {"train.epochs": "3"})
 
 
 def test_a_configuration_is_frozen():
@@ -74,7 +83,7 @@ def test_a_configuration_is_frozen():
 
 @pytest.mark.parametrize("data_set", ["voc", "ade20k", "folder", "shapes"])
 def test_json_gives_the_same_configuration_back(data_set):
-    config = load_config(data_set, None, ["data.scale=[0.3, 1.7]", "train.seed=123456789012345678901"])
+    config = load_config(data_set, None, parse_settings(["data.scale=[0.3, 1.7]", "train.seed=123456789012345678901"]))
     text = json.dumps(config.to_dict())
     assert config_from(json.loads(text), "config.json") == config
     assert {f"{section}.{key}" for section, keys in json.loads(text).items() for key in keys} == set(KEYS)
@@ -115,11 +124,11 @@ WRONG = [
     ("data.scale=['a', 1]", ["data.scale = 'a'", "a number"]),
     ("data.scale=[true, 1]", ["data.scale = True", "a number"]),
     (f"data.scale=[1, {'9' * 400}]", ["data.scale", "between 0.01 and 100"]),
-    ("train=3", ["section.key=value"]),
+    ("train=3", ["section.key", "train.epochs"]),
     ("train.epochs", ["section.key=value"]),
-    (".epochs=3", ["section.key=value"]),
-    ("train.=3", ["section.key=value"]),
-    ("=", ["section.key=value"]),
+    (".epochs=3", ["section.key", "train.epochs"]),
+    ("train.=3", ["section.key", "train.epochs"]),
+    ("=", ["section.key", "train.epochs"]),
     ("", ["section.key=value"]),
 ]
 
@@ -127,9 +136,9 @@ WRONG = [
 @pytest.mark.parametrize(("text", "words"), WRONG, ids=[text[:30] for text, _ in WRONG])
 def test_a_wrong_assignment_is_named(text, words):
     with pytest.raises(UsageError) as caught:
-        load_config("voc", None, ["train.seed=1", text])
+        load_config("voc", None, parse_settings(["train.seed=1", text]))
     message = str(caught.value)
-    assert message.startswith(f"--set {text}: ")
+    assert message.startswith(("settings: ", f"--set {text}: "))
     assert [word for word in words if word not in message] == [], message
 
 
@@ -184,7 +193,7 @@ assignments = st.one_of(
 @example("train.epochs=\ud800")
 def test_any_assignment_is_understood_or_refused(text):
     try:
-        config = load_config("voc", None, [text])
+        config = load_config("voc", None, parse_settings([text]))
     except UsageError as error:
         assert str(error)
     else:
@@ -195,12 +204,15 @@ def test_any_assignment_is_understood_or_refused(text):
         assert config_from(json.loads(json.dumps(config.to_dict())), "config.json") == config
         value = value_of(config, key.strip())
         if not isinstance(value, str):
-            assert load_config("voc", None, [f"{key}={json.dumps(value)}"]) == config
+            assert load_config("voc", None, parse_settings([f"{key}={json.dumps(value)}"])) == config
 
 
 def test_statistics_of_a_random_start_move_faster():
     assert load_config("voc").net.bn_momentum_encoder == 0.01
-    assert load_config("voc", None, ["net.weights=none"]).net.bn_momentum_encoder == 0.1
+    assert load_config("voc", None, parse_settings(["net.weights=none"])).net.bn_momentum_encoder == 0.1
     assert (
-        load_config("voc", None, ["net.weights=none", "net.bn_momentum_encoder=0.02"]).net.bn_momentum_encoder == 0.02
+        load_config(
+            "voc", None, parse_settings(["net.weights=none", "net.bn_momentum_encoder=0.02"])
+        ).net.bn_momentum_encoder
+        == 0.02
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runs import deterministic_algorithms
-from sdrseg.config import load_config
+from sdrseg.config import load_config, parse_settings
 from sdrseg.data.augment import AUGMENTATIONS, crop512, normalise, show
 from sdrseg.data.augment import padding as padding_of
 from sdrseg.data.batches import Batch, Cached
@@ -142,7 +142,7 @@ def deterministic():
 def trained(name: str, speed: str, protocol: str, step0: bool = False, *more: str) -> dict[str, torch.Tensor]:
     """Weights and memory after nine iterations on changing batches."""
     settings = [f"run.speed={speed}", "optim.lr_later=1e-4", *more]  # random, with frozen statistics, it bears no more
-    config = load_config("shapes", None, settings, method_layers(name, "default", None))
+    config = load_config("shapes", None, parse_settings(settings), method_layers(name, "default", None))
     fabric = make_fabric(config)
     torch.manual_seed(0)
 
@@ -301,7 +301,7 @@ def test_a_compiled_pass_is_no_further_from_the_truth_than_the_plain_one(name, d
     gradients = {}
     for speed, precision in (("plain", "fp32"), ("plain", "bf16"), ("compile", "bf16"), ("compile", "fp32")):
         settings = [f"run.speed={speed}", f"run.precision={precision}", f"net.decoder={decoder}"]
-        config = load_config("shapes", None, settings, method_layers(name, "default", None))
+        config = load_config("shapes", None, parse_settings(settings), method_layers(name, "default", None))
         torch.manual_seed(0)
         student = build_network(config.net, 5).place_on(GPU)
         teacher = build_network(config.net, 5).place_on(GPU).eval().requires_grad_(False)

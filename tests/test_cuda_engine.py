@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from runs import SPEC, TINY, Quiet, content, end_well, run, script, start, two_machines
+from sdrseg.config import parse_settings
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.run import train
@@ -45,7 +46,14 @@ def test_an_interrupted_run_ends_the_same(finished, tmp_path, stop):
 
     settings = [*TINY[:-1], "run.save_minutes=60"]
     with pytest.raises(InterruptedRunError):
-        train(SPEC, "sdr", tmp_path / "run", assignments=settings, bases=tmp_path / "bases", display=Impatient())
+        train(
+            SPEC,
+            "sdr",
+            tmp_path / "run",
+            settings=parse_settings(settings),
+            bases=tmp_path / "bases",
+            display=Impatient(),
+        )
     assert json.loads((tmp_path / "run/state/current.json").read_text())["iteration"] == stop[1]
     run(tmp_path / "run")
     assert content(tmp_path / "run") == content(finished)

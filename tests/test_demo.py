@@ -10,6 +10,7 @@ import pytest
 
 from runs import start
 from sdrseg import demo
+from sdrseg.config import parse_settings
 from sdrseg.demo import Outcome, require_free, verdict
 from sdrseg.engine.run import train
 from sdrseg.errors import UsageError
@@ -43,7 +44,7 @@ def test_the_demo_trains_compares_and_writes_a_report(tmp_path, monkeypatch, cap
     tiny += ["train.epochs=1", "net.decoder=deeplabv3", "data.workers=0"]
 
     def quick(spec, method, out, bases):
-        return train(spec, method, out, assignments=tiny, bases=bases)
+        return train(spec, method, out, settings=parse_settings(tiny), bases=bases)
 
     monkeypatch.setattr(demo, "train", quick)
     demo.run_demo(tmp_path, json=True)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from runs import SPEC, TINY, Quiet, content, end_well, free_port, run, script, start, torchrun, two_machines
-from sdrseg.config import load_config
+from sdrseg.config import load_config, parse_settings
 from sdrseg.data.order import TrainOrder
 from sdrseg.engine.bases import BaseStore, base_key, parse_size, write_base
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
@@ -100,7 +100,7 @@ def test_other_scores_are_explained_where_the_data_changed(finished, tmp_path):
 
 def test_offline_with_several_steps_is_said_to_be_no_bound(tmp_path):
     display = Quiet()
-    train(SPEC, "offline", tmp_path / "run", assignments=TINY, bases=tmp_path / "bases", display=display)
+    train(SPEC, "offline", tmp_path / "run", settings=parse_settings(TINY), bases=tmp_path / "bases", display=display)
     assert any("offline is fine-tuning and no bound" in said for said in display.said if isinstance(said, str))
 
 
@@ -132,12 +132,12 @@ def test_the_base_is_trained_once_for_all_methods_and_shared_by_sequential(finis
 
 
 def test_a_base_belongs_to_protocols_that_treat_the_background_alike(tmp_path):
-    config = load_config("shapes", None, TINY)
+    config = load_config("shapes", None, parse_settings(TINY))
     job = prepare_job(parse_spec(SPEC), "ft", config, None, tmp_path / "run", None, Quiet())
     facts = (METHODS["ft"], config, job.scenario.steps[0], job.indexes["train"])
     keys = {protocol: base_key(*facts, protocol) for protocol in ("sequential", "disjoint", "overlapped")}
     assert keys["sequential"] == keys["disjoint"] != keys["overlapped"]
-    parts = load_config("shapes", None, [*TINY, "run.accumulate=2"])  # batch norm sees them
+    parts = load_config("shapes", None, parse_settings([*TINY, "run.accumulate=2"]))  # batch norm sees them
     assert base_key(facts[0], parts, *facts[2:], "disjoint") != keys["disjoint"]
 
 
@@ -181,21 +181,27 @@ def test_a_damaged_folder_is_not_held_on_to(finished, tmp_path):
 
 def test_the_preset_and_its_learning_rates_are_said(tmp_path):
     said = Quiet()
-    train(SPEC, "ft", tmp_path / "run", assignments=[*TINY, "optim.decoder_lr_factor_later=5"], display=said)
+    train(
+        SPEC, "ft", tmp_path / "run", settings=parse_settings([*TINY, "optim.decoder_lr_factor_later=5"]), display=said
+    )
     assert "preset default, learning rate 0.02, then 0.02 (decoder 0.1)" in said.said
 
 
 def test_intransigence_is_measured_against_an_offline_run(finished, tmp_path):
     run(tmp_path / "offline", "offline", spec="shapes:offline")
     bases = finished.parent / "bases"
-    result = train(SPEC, "sdr", finished, assignments=TINY, bases=bases, offline=tmp_path / "offline", display=Quiet())
+    result = train(
+        SPEC, "sdr", finished, settings=parse_settings(TINY), bases=bases, offline=tmp_path / "offline", display=Quiet()
+    )
     best = json.loads((tmp_path / "offline/steps/0/metrics.json").read_text())["classes"]
     first = json.loads((finished / "steps/1/metrics.json").read_text())["classes"]
     assert result["intransigence"]["by_class"][9] == pytest.approx(best[9]["iou"] - first[9]["iou"])
     run(finished, bases=bases)  # and back to what the other tests expect
     with pytest.raises(UsageError, match=r"is scored on the test images, but this run .* held-out .* \(20 %\)"):
         tune = [*TINY, "train.holdout=0.2"]
-        train(SPEC, "ft", tmp_path / "tuned", assignments=tune, offline=tmp_path / "offline", display=Quiet())
+        train(
+            SPEC, "ft", tmp_path / "tuned", settings=parse_settings(tune), offline=tmp_path / "offline", display=Quiet()
+        )
     assert not (tmp_path / "tuned").exists()
 
 
@@ -211,7 +217,11 @@ def test_tuning_scores_held_out_images_also_in_between_and_trains_the_same(tmp_p
     tune = ["train.holdout=0.3", "train.epochs=3"]
     run(tmp_path / "plain", "ft", *tune)
     display = Quiet()
-    run_with = {"assignments": [*TINY, *tune, "eval.every=1"], "bases": tmp_path / "others", "display": display}
+    run_with = {
+        "settings": parse_settings([*TINY, *tune, "eval.every=1"]),
+        "bases": tmp_path / "others",
+        "display": display,
+    }
     result = train(SPEC, "ft", tmp_path / "looked", **run_with)
     weights = [content(tmp_path / name)["steps/2/model.safetensors"] for name in ("plain", "looked")]
     assert weights[0] == weights[1]
@@ -235,7 +245,9 @@ def test_scoring_during_training_without_held_out_images_is_refused(tmp_path):
 
 
 def test_the_order_of_images_alone_says_how_many_iterations_there_are(tmp_path, monkeypatch):
-    config = load_config("shapes", None, [*TINY, "train.epochs=3", "train.epochs_later=2", "train.batch_size_later=5"])
+    config = load_config(
+        "shapes", None, parse_settings([*TINY, "train.epochs=3", "train.epochs_later=2", "train.batch_size_later=5"])
+    )
     job = prepare_job(parse_spec(SPEC), "ft", config, None, tmp_path / "run", tmp_path / "bases", Quiet())
     images = [len(step.train_ids) for step in job.scenario.steps]
     later = [2 * (count // 5) for count in images[1:]]
@@ -321,7 +333,7 @@ def test_worker_processes_end_with_a_killed_run(tmp_path):
 
     def busy() -> None:
         source = Shapes(size=32, train=64)
-        config = load_config("shapes", None, ["data.workers=2", "data.crop=32"])
+        config = load_config("shapes", None, parse_settings(["data.workers=2", "data.crop=32"]))
         batches = iter(train_batches(source, source.ids("train"), np.arange(256, dtype=np.uint8), config))
         inherited = {child.pid for child in active_children()}  # what the test process has started before
         next(batches)
@@ -369,7 +381,7 @@ def test_a_bad_image_stops_training_or_is_skipped_and_counted(tmp_path, broken, 
         run(tmp_path / "run", "ft", *settings)
     display = Quiet()
     skip = [*TINY, *settings, "run.on_bad_image=skip"]
-    train(SPEC, "ft", tmp_path / "run", assignments=skip, bases=tmp_path / "bases", display=display)
+    train(SPEC, "ft", tmp_path / "run", settings=parse_settings(skip), bases=tmp_path / "bases", display=display)
     said = [text for text in display.said if "skipped" in text]
     assert len(said) == 1 and "1 images could not be read and were skipped: train-00007 (" in said[0]
     lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
@@ -425,7 +437,7 @@ def test_ctrl_c_saves_and_the_run_goes_on(finished, tmp_path):
 
     settings = [*TINY[:-1], "run.save_minutes=60"]
     with pytest.raises(InterruptedRunError, match="the same command again") as stopped:
-        train(SPEC, "sdr", folder, assignments=settings, bases=tmp_path / "bases", display=Impatient())
+        train(SPEC, "sdr", folder, settings=parse_settings(settings), bases=tmp_path / "bases", display=Impatient())
     assert stopped.value.exit_code == 130
     assert json.loads((folder / "state/current.json").read_text())["iteration"] == 1
     run(folder)
@@ -697,7 +709,7 @@ def test_a_store_that_cannot_be_written_is_read(finished, tmp_path):
 
 
 def test_a_file_of_weights_is_hashed_once_and_read_once(tmp_path, monkeypatch):
-    network = build_network(load_config("shapes", None, TINY).net, 9)
+    network = build_network(load_config("shapes", None, parse_settings(TINY)).net, 9)
     save_tensors(tmp_path / "start.safetensors", network.state_dict())
     done = []
 
@@ -708,7 +720,7 @@ def test_a_file_of_weights_is_hashed_once_and_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr("sdrseg.engine.job.base_key", counted("hashed", base_key))
     display = Quiet()
     settings = [*TINY, f"net.weights={tmp_path / 'start.safetensors'}"]
-    train(SPEC, "sdr", tmp_path / "run", assignments=settings, bases=tmp_path / "bases", display=display)
+    train(SPEC, "sdr", tmp_path / "run", settings=parse_settings(settings), bases=tmp_path / "bases", display=display)
     assert done == ["hashed", "read"]
     assert sum("Weights of the whole network from" in text for text in display.said) == 1
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from interpreted import NEEDS_TRITON, interpret
 from sdrseg import kernels as kernels_module
-from sdrseg.config import load_config
+from sdrseg.config import load_config, parse_settings
 from sdrseg.data.batches import Batch
 from sdrseg.distributed import Everyone
 from sdrseg.kernels import layers as layers_module
@@ -565,7 +565,7 @@ def test_in_inference_mode_every_depthwise_convolution_is_ours(monkeypatch):
 def test_a_whole_network_learns_the_same_with_and_without(monkeypatch):
     """Features, logits and every gradient of ResNet-50 DeepLabV3+ with frozen statistics, in float32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    net = load_config("voc", None, ["net.encoder=resnet50"]).net
+    net = load_config("voc", None, parse_settings(["net.encoder=resnet50"])).net
     found = []
     for kernels in (True, False):
         torch.manual_seed(0)
@@ -693,7 +693,7 @@ def latent_terms(device: str, kind: torch.dtype) -> tuple[dict[str, torch.Tensor
     labels[0, :2] = 255
     teacher, images = torch.randn(3, 3, 8, 8), torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
     batch = Batch(images, labels, torch.zeros(3, 8, 8, dtype=torch.bool), ()).to(torch.device(device))
-    latent = LatentSpace(load_config("voc", None, [], method_layers("sdr", "default", None)), Everyone(alone=True))
+    latent = LatentSpace(load_config("voc", None, None, method_layers("sdr", "default", None)), Everyone(alone=True))
     latent.begin_step(StepInfo(1, 3, 1, "disjoint"), 40, 1, torch.device(device), nonnegative=True)
     for average, (mean, seen) in latent.prototypes.items():
         latent.prototypes[average] = Prototypes(

@@ -19,7 +19,7 @@ from PIL import Image
 
 from sdrseg.cli import main
 from sdrseg.colours import contrast, shade, text_on
-from sdrseg.config import load_config
+from sdrseg.config import load_config, parse_settings
 from sdrseg.data.shapes import Shapes
 from sdrseg.errors import SdrsegError
 from sdrseg.methods import method_layers
@@ -408,7 +408,10 @@ def test_the_command_line_gives_the_same_configuration(report_runs, page):
         words = shlex.split(command_line(run))
         assert words[:5] == ["sdrseg", "train", "shapes:8-1@disjoint", "--method", name] and "--data" not in words
         given = [words[n + 1] for n, word in enumerate(words) if word == "--set"]
-        assert load_config("shapes", None, given, method_layers(name, "default", "8-1", "shapes")) == run.config
+        assert (
+            load_config("shapes", None, parse_settings(given), method_layers(name, "default", "8-1", "shapes"))
+            == run.config
+        )
         assert command_line(run) in [text_of(e) for e in page.all("code")]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sdrseg
-from sdrseg.config import Config, load_config
+from sdrseg.config import Config, load_config, parse_settings
 from sdrseg.data import open_source, read_spec, register_source
 from sdrseg.data.index import class_index
 from sdrseg.data.source import Source
@@ -57,7 +57,7 @@ def test_a_data_set_is_known_by_its_name(tmp_path):
     assert register_source(Bars) is Bars and register_source(Bars) is Bars
     assert str(parse_spec("bars:1-1@overlapped")) == "bars:1-1@overlapped"
     assert isinstance(open_source("bars", None, Config()), Bars)
-    config = load_config("bars", assignments=["train.epochs=2"])
+    config = load_config("bars", settings=parse_settings(["train.epochs=2"]))
     assert (config.data.crop, config.train.epochs, config.optim.lr) == (32, 2, Config().optim.lr)
     summary = sdrseg.train("bars:1-1@overlapped", "mib", tmp_path / "run", bases=tmp_path / "bases")
     assert summary["steps"] == 2 and summary["classes"] == ["background", "upper", "lower"]

@@ -76,9 +76,10 @@ def data(
     json: AsJson = False,
 ) -> None:
     """Show what a data set holds and what each step of a scenario sees; check every file."""
+    from sdrseg.config import parse_settings
     from sdrseg.data.inspect import inspect_data
 
-    if inspect_data(spec, path, picture, config, set or [], json) and strict:
+    if inspect_data(spec, path, picture, config, parse_settings(set or []), json) and strict:
         raise typer.Exit(1)
 
 
@@ -122,15 +123,15 @@ def train(
     json: AsJson = False,
 ) -> None:
     """Train all steps of a scenario with one method and score each step."""
+    from sdrseg.config import parse_settings
     from sdrseg.engine.run import train as run
     from sdrseg.engine.show import show_summary
 
-    given = (["train.holdout=0.2"] if tune else []) + list(set or [])
-    given += [f"net.encoder={encoder}"] if encoder is not None else []
-    given += [f"net.weights={weights!r}"] if weights is not None else []
-    given += [f"run.on_bad_image={on_bad_image}"] if on_bad_image is not None else []
+    options = {"net.encoder": encoder, "net.weights": weights, "run.on_bad_image": on_bad_image}
+    given = ({"train.holdout": 0.2} if tune else {}) | parse_settings(set or [])
+    given |= {key: value for key, value in options.items() if value is not None}
     summary = run(
-        spec, method, out, data=path, preset=preset, config_file=config, assignments=given, bases=bases, offline=offline
+        spec, method, out, data=path, preset=preset, config_file=config, settings=given, bases=bases, offline=offline
     )
     show_summary(out, summary, json)
 

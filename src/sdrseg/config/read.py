@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -25,11 +25,11 @@ Layer = tuple[str, Mapping[str, Mapping[str, Any]]]  # where it comes from, and 
 def load_config(
     data_set: str,
     file: Path | None = None,
-    assignments: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
     between: Sequence[Layer] = (),
     own: Sections | None = None,
 ) -> Config:
-    """The resolved configuration for a data set, a TOML file and `section.key=value` assignments.
+    """The resolved configuration for a data set, a TOML file and settings by "section.key".
 
     `between`: layers that come after the defaults of the data set and before the file: a preset and a method.
     `own`: sections that the method declares, by name.
@@ -37,7 +37,7 @@ def load_config(
     layers: list[Layer] = [(data_set, find_source(data_set).defaults), *between]
     if file is not None:
         layers.append((str(file), _read_toml(file)))
-    layers += [(f"--set {text}", _assignment(text)) for text in assignments]
+    layers.append(("settings", _nested(settings or {})))
     values: dict[str, dict[str, Any]] = {}
     for origin, layer in layers:
         config_from(layer, origin, own)  # each layer is checked by itself, so that a message names where a value stands
@@ -129,15 +129,26 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file}: not valid TOML: {error}") from error
 
 
-def _assignment(text: str) -> dict[str, dict[str, Any]]:
-    """`section.key=value`; the value is TOML, or a bare word."""
-    name, equals, raw = text.partition("=")
-    section, dot, key = name.strip().partition(".")
-    if not (equals and dot and section and key):
-        raise UsageError(f"--set {text}: write section.key=value, such as train.epochs=30.")
-    try:
-        parsed = tomllib.loads(f"value = {raw}")
-    except (ValueError, RecursionError):
-        parsed = {}
-    value = parsed["value"] if list(parsed) == ["value"] else raw.strip()  # one value, not lines of more
-    return {section: {key: value}}
+def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
+    """`--set section.key=value`, as often as given: the values by key. A value is TOML, or a bare word."""
+    values = {}
+    for text in texts:
+        key, equals, raw = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set {text}: write section.key=value, such as train.epochs=30.")
+        try:
+            parsed = tomllib.loads(f"value = {raw}")
+        except (ValueError, RecursionError):
+            parsed = {}
+        values[key.strip()] = parsed["value"] if list(parsed) == ["value"] else raw.strip()  # one value, not more lines
+    return values
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    nested: dict[str, dict[str, Any]] = {}
+    for key, value in settings.items():
+        part, dot, name = key.partition(".")
+        if not (dot and part and name):
+            raise UsageError(f"settings: {key!r} is no setting. Write section.key, such as train.epochs.")
+        nested.setdefault(part, {})[name] = value
+    return nested

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ def inspect_data(
     path: Path | None,
     picture: Path | None,
     config_file: Path | None,
-    assignments: Sequence[str],
+    settings: Mapping[str, Any],
     json: bool,
 ) -> int:
     """Print what a data set (and a scenario on it) holds, save a picture if asked to; return the number of problems."""
     spec = read_spec(spec_text)
-    config = load_config(spec.source, config_file, assignments)
+    config = load_config(spec.source, config_file, settings)
     if picture is not None:
         check_may_write(picture)
     source = open_source(spec.source, path, config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def train(
     data: str | Path | None = None,
     preset: str = "default",
     config_file: str | Path | None = None,
-    assignments: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
     bases: str | Path | None = None,
     offline: str | Path | None = None,
     display: Any = None,
@@ -59,7 +59,7 @@ def train(
 ) -> dict[str, Any]:
     """Train every step that is not done yet, score each, and return the summary. The same call again resumes.
 
-    `method_name`: a name, or a Python file that registers a method. `assignments`: settings such as "train.epochs=3".
+    `method_name`: a name, or a Python file that registers a method. `settings`: values such as {"train.epochs": 3}.
     `offline`: a finished run on all classes at once, to measure intransigence against.
     `images`: a pool of decoded images that several runs of this process share. `stop_at`: the `time.monotonic()` at
     which to save and stop, as Ctrl-C does.
@@ -69,7 +69,7 @@ def train(
     method_name = resolve_method(method_name)
     spec = read_spec(spec_text)
     layers = method_layers(method_name, preset, spec.task, spec.source)
-    config = load_config(spec.source, config_file, assignments, layers)
+    config = load_config(spec.source, config_file, settings, layers)
     if config.eval.every and config.train.holdout == 0:
         raise UsageError("eval.every scores during training, which needs held-out images: set train.holdout=0.2 too.")
     bound = None if offline is None else offline_iou(offline, scored_on(config))
