@@ -61,7 +61,7 @@ def main() -> None:
     paper.load_state_dict(method.state_dict())
     paper.step = method.step
     paper.latent.begin_step(method.step, student.feature_channels, student.stride, job.fabric.device)
-    optimiser = make_optimiser(student, config)
+    optimiser = make_optimiser(student, method, config)
     student, optimiser = job.fabric.setup(student, optimiser)
     weights = method.weights()
     norms: dict[str, list[list[float]]] = {name: [[], []] for name in TERMS}

@@ -63,7 +63,7 @@ def worker(args: argparse.Namespace) -> None:
     batch = random_batch(args.size, args.batch // everyone.world, old, old + new, "cpu")
     student.train()(normalise(batch.images))  # sensible statistics
     student.freeze_statistics()
-    wrapped, optimiser = fabric.setup(student, make_optimiser(student, config.of_step(1)))
+    wrapped, optimiser = fabric.setup(student, make_optimiser(student, method, config.of_step(1)))
     compute = make_pass(fabric, method, wrapped, teacher, config, 0, print)
     sent: list[int] = []
     reduce = dist.all_reduce

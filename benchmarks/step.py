@@ -101,7 +101,7 @@ class Step:
         if number:
             student.freeze_statistics()
         self.fabric, self.config = fabric, config
-        wrapped, self.optimiser = fabric.setup(student, make_optimiser(student, config.of_step(number)))
+        wrapped, self.optimiser = fabric.setup(student, make_optimiser(student, method, config.of_step(number)))
         self.compute = make_pass(fabric, method, wrapped, teacher, config, 0, print)
 
     def iterate(self, number: int) -> None:

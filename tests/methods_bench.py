@@ -15,6 +15,7 @@ from sdrseg.data.batches import Batch, relabel
 from sdrseg.data.shapes import Shapes
 from sdrseg.distributed import Everyone
 from sdrseg.engine.bases import base_of
+from sdrseg.engine.fit import update
 from sdrseg.methods import METHODS, Method, StepInfo, method_layers
 from sdrseg.network import Network, build_network
 
@@ -63,7 +64,7 @@ class Stage:
             loss: Tensor = sum(weights.get(n, 1.0) * t for n, t in terms.items())  # type: ignore[assignment]
             loss.backward()
             self.method.after_backward(self.student)
-            self.optimiser.step()
+            update(self.optimiser, self.method, self.student)
             self.method.after_update(self.student)
             self.losses.append(loss.item())
             self.terms.append({n: t.item() for n, t in terms.items()})
@@ -74,7 +75,7 @@ class Stage:
             output = self.student(images)
             with torch.no_grad():
                 seen = None if self.teacher is None else self.teacher(images)
-        return self.method.terms(self.batch, output, seen)
+        return self.method.terms(self.method.relabel(self.batch, seen), output, seen)
 
 
 def begin(

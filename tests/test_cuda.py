@@ -166,7 +166,7 @@ def trained(name: str, speed: str, protocol: str, step0: bool = False, *more: st
         student.freeze_statistics()
     student.train()
     said: list[str] = []
-    wrapped, optimiser = fabric.setup(student, make_optimiser(student, config.of_step(1)))
+    wrapped, optimiser = fabric.setup(student, make_optimiser(student, method, config.of_step(1)))
     compute = make_pass(fabric, method, wrapped, teacher, config, 0, said.append)
     assert isinstance(compute, GraphPass) == (speed == "graph")
     for _ in range(9):
@@ -229,7 +229,7 @@ def test_what_cannot_be_recorded_is_computed_plainly(monkeypatch, deterministic)
         method = Waiting(config)
         method.begin_step(StepInfo(0, 0, 5, "disjoint"), student, None)
         fabric = make_fabric(config)
-        wrapped, optimiser = fabric.setup(student, make_optimiser(student, config))
+        wrapped, optimiser = fabric.setup(student, make_optimiser(student, method, config))
         said: list[str] = []
         plain = Pass(fabric, method, wrapped, None)
         compute = GraphPass(plain, said.append) if speed == "graph" else plain
@@ -281,11 +281,11 @@ def test_the_state_of_the_optimiser_goes_on_exactly(tmp_path):
     for interrupted in (False, True):
         torch.manual_seed(0)
         network = build_network(config.net, 5).place_on(GPU).to(memory_format=torch.channels_last)
-        optimiser = make_optimiser(network, config)
+        optimiser = make_optimiser(network, METHODS["ft"](config), config)
         for number in range(3):
             if interrupted and number == 2:
                 save_tensors(tmp_path / "state", optimiser_tensors(optimiser))
-                optimiser = make_optimiser(network, config)
+                optimiser = make_optimiser(network, METHODS["ft"](config), config)
                 load_optimiser(optimiser, load_tensors(tmp_path / "state"))
             for parameter in network.parameters():
                 parameter.grad = torch.randn_like(parameter)

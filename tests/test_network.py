@@ -79,6 +79,18 @@ def test_architectures(decoder):
     assert [name for name, p in network.named_parameters() if p.grad is None] == []  # none that DDP would wait for
 
 
+def test_all_stages_of_the_encoder_are_given_where_asked_for():
+    network = toy(output_stride=8).eval()
+    x = images(1, 3, 64, 64)
+    plain = network(x)
+    network.keep_stages = True
+    kept = network(x)
+    assert len(plain.stages) == 1 and len(kept.stages) == len(network.encoder.out_channels) - 1
+    assert [s.shape[1] for s in kept.stages] == list(network.encoder.out_channels[1:])
+    assert all(torch.equal(a, b) for a, b in zip(kept.stages, network.encoder(x)[1:], strict=True))
+    assert torch.equal(plain.features, kept.features) and torch.equal(plain.logits, kept.logits)
+
+
 @pytest.mark.parametrize("size", [(33, 47), (64, 64), (75, 100), (32, 32), (20, 200)])
 def test_any_size_is_padded_inside_and_cropped_back(size):
     network = toy(output_stride=8).eval()
@@ -86,7 +98,8 @@ def test_any_size_is_padded_inside_and_cropped_back(size):
     padded = F.pad(x, (0, -size[1] % 8, 0, -size[0] % 8))
     inside, outside = network(padded), network(x)
     assert torch.equal(outside.logits, inside.logits[..., : size[0], : size[1]])
-    assert all(torch.equal(a, b) for a, b in zip(outside[1:], inside[1:], strict=True))
+    for name in ("coarse", "embedding", "features"):
+        assert torch.equal(getattr(outside, name), getattr(inside, name))
     up = F.interpolate(inside.coarse, padded.shape[-2:], mode="bilinear", align_corners=False)
     assert torch.equal(inside.logits, up) and torch.equal(network.classifier(inside.embedding), inside.coarse)
     # the grid of F and the strided slice of a label map have the same number of cells
@@ -425,8 +438,9 @@ def test_traces_without_a_graph_break(decoder):
     x = images(2, 3, 33, 40)
     out = compiled(x)
     assert isinstance(out, Output)
-    for a, b in zip(out, network(x), strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
+    expected = network(x)
+    for name in ("logits", "coarse", "embedding", "features"):
+        assert torch.allclose(getattr(out, name), getattr(expected, name), atol=1e-5)
 
 
 def test_exports_for_all_sizes():
@@ -446,10 +460,8 @@ def test_precision_and_memory_format(decoder):
     plain = network(x)
     with torch.autocast("cpu", torch.bfloat16):
         low = network(x)
-    assert all(t.isfinite().all() for t in low) and (low.coarse.dtype, low.logits.dtype) == (
-        torch.bfloat16,
-        torch.float32,
-    )
+    assert all(t.isfinite().all() for t in (low.logits, low.coarse, low.embedding, low.features))
+    assert (low.coarse.dtype, low.logits.dtype) == (torch.bfloat16, torch.float32)
     assert torch.allclose(low.logits.float(), plain.logits, atol=0.05)
     last = network.place_on(torch.device("cpu"))(x.to(memory_format=torch.channels_last))
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in network.parameters() if p.dim() == 4)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sdrseg import __version__
 from sdrseg.data.augment import MEAN, STD, normalise
 from sdrseg.data.shapes import Shapes
+from sdrseg.decision import Decision, scores
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import atomic_writer
 from sdrseg.network import Network
@@ -38,22 +39,24 @@ TOLERANCE = 1e-3  # of the largest logit
 OUTPUTS = ["logits", "mask"]
 INPUT = "images: uint8 (batch, 3, height, width), RGB, values 0 to 255 as decoded; any height and width from 32 up"
 OUTPUT = (
-    "logits: float32 (batch, classes, height, width), in the order of classes; mask: uint8 (batch, height, width), ids"
+    "logits: float32 (batch, classes, height, width), in the order of classes, the largest is the mask's; "
+    "mask: uint8 (batch, height, width), ids"
 )
 
 
 class Graph(nn.Module):
     """What is exported: from uint8 images to logits and ids."""
 
-    def __init__(self, network: Network, ids: Sequence[int]):
+    def __init__(self, network: Network, ids: Sequence[int], decision: Decision):
         super().__init__()
+        self.decision: Decision = decision
         self.network = _exportable(network)
         self.mean, self.std = (nn.Buffer(torch.tensor(values)[:, None, None]) for values in (MEAN, STD))
         self.ids = nn.Buffer(torch.tensor(ids, dtype=torch.uint8))
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         normalised = (images.float() / 255 - self.mean) / self.std
-        logits = self.network(normalised).logits
+        logits = scores(self.network(normalised).logits, self.decision)
         return logits, self.ids[logits.argmax(1)]
 
 
@@ -121,11 +124,12 @@ def export_model(
 
 
 def metadata(model: Model) -> dict[str, Any]:
-    """What an ONNX file says about itself; predict needs classes, multiple, tile and batch_size."""
+    """What an ONNX file says about itself; predict needs classes, decision, multiple, tile and batch_size."""
     return {
         "version": __version__,
         **{key: model.facts[key] for key in ("spec", "step", "method", "protocol", "net", "model_sha256")},
         "classes": [c._asdict() for c in model.classes],
+        "decision": model.decision,
         "multiple": model.multiple,
         "tile": model.tile,
         "batch_size": model.batch_size,
@@ -141,7 +145,7 @@ def _onnx(network: Network, model: Model) -> Any:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise SdrsegError(f"exporting needs onnx, onnxscript and onnxruntime: {INSTALL}") from error
-    graph = Graph(network, [c.id for c in model.classes]).eval()
+    graph = Graph(network, [c.id for c in model.classes], model.decision).eval()
     example = torch.zeros(2, 3, 70, 90, dtype=torch.uint8)
     level = logging.getLogger("torch.onnx").level
     try:
@@ -195,7 +199,7 @@ def _compare(network: Network, model: Model, content: bytes, given: list[tuple[s
     ids = torch.tensor([c.id for c in model.classes], dtype=torch.uint8)
     rows: list[dict[str, Any]] = []
     for name, images in _check_images(given):
-        expected = network(normalise(images)).logits
+        expected = scores(network(normalise(images)).logits, model.decision)
         found = run_session(session, images, "the exported network")
         mask = torch.from_numpy(session.run(["mask"], {"images": images.numpy()})[0])
         difference = float((expected - found).abs().max())

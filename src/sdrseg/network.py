@@ -33,14 +33,20 @@ DECODERS = (*sorted(set(smp.MODEL_ARCHITECTURES_MAPPING) - set(REFUSED)), "offic
 class Output(NamedTuple):
     """What the network says about images (B, 3, H, W).
 
-    The last three stay on the padded grid. Image sides are padded to a multiple of the stride s, so that the features
-    have ⌈H/s⌉ × ⌈W/s⌉ cells and cell (i, j) begins at pixel (s·i, s·j), inside the image; only pan pads to 8·s.
+    All but the logits stay on the padded grid. Image sides are padded to a multiple of the stride s, so that the
+    features have ⌈H/s⌉ × ⌈W/s⌉ cells and cell (i, j) begins at pixel (s·i, s·j), inside the image; only pan pads to
+    8·s.
     """
 
     logits: Tensor  # (B, K, H, W): `coarse`, upsampled and cropped to the images
     coarse: Tensor  # (B, K, h', w'): what the classifier says
     embedding: Tensor  # (B, D, h', w'): what it is given
-    features: Tensor  # (B, C, h, w): F, the last feature map of the encoder
+    stages: tuple[Tensor, ...]  # the encoder's feature maps, fine to coarse; the last alone unless `keep_stages`
+
+    @property
+    def features(self) -> Tensor:
+        """(B, C, h, w): F, the last feature map of the encoder."""
+        return self.stages[-1]
 
 
 class Network(nn.Module):
@@ -51,26 +57,28 @@ class Network(nn.Module):
         self.encoder, self.decoder, self.classifier = encoder, decoder, classifier
         self.multiple = multiple  # image sides are padded to a multiple of this
         self.statistics_frozen = False
+        self.keep_stages = False  # whether an Output holds all stages, which keeps their memory
         self.stride, self.feature_channels, self.features_nonnegative = self._look()
 
     def forward(self, images: Tensor) -> Output:
         """Images (B, 3, H, W), normalised, of any size: bottom and right are padded with zeros where needed."""
-        features, embedding = self.trunk(images)
-        return self.classify(features, embedding, images.shape[-2], images.shape[-1])
+        return self.classify(self.trunk(images), images.shape[-2], images.shape[-1])
 
-    def trunk(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Encoder and decoder, which do not know how many classes there are: (features, embedding)."""
+    def trunk(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Encoder and decoder, which do not know how many classes there are: stages, then the embedding."""
         height, width = images.shape[-2:]
         scales = self.encoder(
             resize_canvas(images, next_multiple(height, self.multiple), next_multiple(width, self.multiple))
         )
-        return scales[-1], self.decoder(scales)
+        kept = scales[1:] if self.keep_stages else scales[-1:]  # the first is the image itself
+        return (*kept, self.decoder(scales))
 
-    def classify(self, features: Tensor, embedding: Tensor, height: int, width: int) -> Output:
-        """What the classifier makes of it, for images of this size."""
+    def classify(self, trunk: tuple[Tensor, ...], height: int, width: int) -> Output:
+        """What the classifier makes of what `trunk` returned, for images of this size."""
+        *stages, embedding = trunk
         coarse = self.classifier(embedding)
         padded = (next_multiple(height, self.multiple), next_multiple(width, self.multiple))
-        return Output(resize_canvas(upsample(coarse, padded), height, width), coarse, embedding, features)
+        return Output(resize_canvas(upsample(coarse, padded), height, width), coarse, embedding, tuple(stages))
 
     @property
     def classes(self) -> int:

@@ -11,7 +11,7 @@ from sdrseg.config.engine import Optim, Run
 from sdrseg.config.net import Net
 from sdrseg.config.sections import Data, Eval, Shapes, Train
 from sdrseg.config.setting import Affects, Setting
-from sdrseg.config.switches import Ce, Cl, Enc, Importance, Kd, Latent, Pm, Proto, Sp
+from sdrseg.config.switches import Ce, Cl, Enc, Importance, Kd, Latent, Pm, Proto, Pseudo, Sp
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Config:
     run: Run = field(default_factory=Run)
     ce: Ce = field(default_factory=Ce)
     kd: Kd = field(default_factory=Kd)
+    pseudo: Pseudo = field(default_factory=Pseudo)
     enc: Enc = field(default_factory=Enc)
     proto: Proto = field(default_factory=Proto)
     pm: Pm = field(default_factory=Pm)

@@ -42,6 +42,15 @@ class Kd:
 
 
 @dataclass(frozen=True)
+class Pseudo:
+    """Labels from the teacher."""
+
+    threshold: float = switch(
+        0.0, "background becomes the teacher's old class where its probability is at least this; 0: never", 0, 1
+    )
+
+
+@dataclass(frozen=True)
 class Enc:
     """Distillation of the encoder's features (ILT)."""
 

@@ -210,6 +210,20 @@ def train_batches(
     return _batches(source, ids, table, Augmented(config), train_order(ids, config, share), config, cache)
 
 
+def survey_batches(
+    source: Source,
+    ids: Sequence[str],
+    table: NDArray[np.uint8],
+    config: Config,
+    *,
+    share: Share,
+    cache: PixelCache | None = None,
+) -> Batches:
+    """Every training image once, in its view of the first epoch."""
+    order = EvalOrder([None] * len(ids), max(1, config.train.batch_size // share.world), share)
+    return _batches(source, ids, table, Augmented(config), order, config, cache)
+
+
 def train_order(ids: Sequence[str], config: Config, share: Share | None = None) -> TrainOrder:
     """The order of `config.train.epochs` epochs; its length is the number of iterations."""
     train = config.train
@@ -244,7 +258,7 @@ def _batches(
 ) -> Batches:
     if cache is not None:
         return Batches(Cached(cache, ids, table, choose), order)
-    skip = config.run.on_bad_image == "skip" and isinstance(order, TrainOrder)
+    skip = config.run.on_bad_image == "skip" and isinstance(choose, Augmented)  # what is scored is never skipped
     return Batches(Decoded(source, ids, table, choose, skip), order, workers(config), torch.cuda.is_available())
 
 

@@ -15,6 +15,7 @@ from sdrseg.config import saved_config
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batches, eval_batches
 from sdrseg.data.index import map_with_threads
+from sdrseg.decision import Decision, decide, read_decision
 from sdrseg.distributed import Everyone
 from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 
 @torch.inference_mode()
-def confusion(fabric: Fabric, network: Network, batches: Batches, classes: int) -> NDArray[np.int64]:
+def confusion(
+    fabric: Fabric, network: Network, batches: Batches, classes: int, decision: Decision = "softmax"
+) -> NDArray[np.int64]:
     """(K, K) pixels: row = truth, column = prediction. Void and padding are not counted."""
     was_training = network.training
     network.eval()
@@ -40,14 +43,14 @@ def confusion(fabric: Fabric, network: Network, batches: Batches, classes: int) 
         batch = batch.to(fabric.device)
         with fabric.autocast():
             logits = network(normalise(batch.images)).logits
-        labels = batch.labels.long()
-        total += multiclass_confusion_matrix(logits.argmax(1), labels, classes, ignore_index=VOID, validate_args=False)
+        labels, decided = batch.labels.long(), decide(logits, decision)
+        total += multiclass_confusion_matrix(decided, labels, classes, ignore_index=VOID, validate_args=False)
     network.train(was_training)
     result: NDArray[np.int64] = Everyone().sum(total).cpu().numpy()
     return result
 
 
-def score(job: Job, step: Step, network: Network, transform: str | None = None) -> StepScore:
+def score(job: Job, step: Step, network: Network, decision: Decision, transform: str | None = None) -> StepScore:
     """The scores of a network on the images of a step; `transform`: another than eval.transform."""
     config = job.config
     if transform is not None:
@@ -56,7 +59,7 @@ def score(job: Job, step: Step, network: Network, transform: str | None = None) 
     sizes = job.indexes[step.test_split].size_by_id
     cache = job.cache("score", step.test_split, sorted({*last.test_ids, *step.test_ids}))
     batches = eval_batches(job.source, step.test_ids, sizes, step.test_table, config, share=job.share, cache=cache)
-    matrix = confusion(job.fabric, network, batches, len(step.channels))
+    matrix = confusion(job.fabric, network, batches, len(step.channels), decision)
     names = tuple(job.scenario.classes[c] for c in step.channels)
     return StepScore(step.number, names, len(job.scenario.steps[0].channels), matrix)
 
@@ -90,10 +93,11 @@ def require_held_out(job: Job) -> None:
 
 def score_saved(job: Job, step: Step, transform: str | None = None) -> StepScore:
     """The scores of a step's saved model."""
-    _, model, _ = job.folder.load_step(step.number)
+    meta, model, _ = job.folder.load_step(step.number)
     network = build_network(job.config.net, len(step.channels))
     network.load_state_dict(model)
-    return score(job, step, network.place_on(job.fabric.device), transform)
+    decision = read_decision(meta.get("decision", "softmax"), job.folder.step(step.number) / "meta.json")
+    return score(job, step, network.place_on(job.fabric.device), decision, transform)
 
 
 def score_step(job: Job, step: Step) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sdrseg.config import Config
+from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batches
 from sdrseg.data.order import TrainOrder
 from sdrseg.engine.passes import GraphPass, Pass
@@ -16,6 +17,7 @@ from sdrseg.engine.watch import Watch
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+    from sdrseg.methods.base import Method, When
     from sdrseg.network import Network
 
 
@@ -28,17 +30,50 @@ def learning_rates(config: Config) -> tuple[float, float]:
     return lr, lr * optim.decoder_lr_factor
 
 
-def make_optimiser(network: Network, config: Config) -> torch.optim.SGD:
-    """SGD with one group for the encoder and one for the decoder."""
+def make_optimiser(network: Network, method: Method, config: Config) -> torch.optim.SGD:
+    """SGD with the groups of the method: by default one for the encoder and one for the decoder."""
     optim = config.optim
     lr, decoder = learning_rates(config)
-    groups = [
-        {"params": list(network.encoder_parameters()), "lr": lr, "initial_lr": lr},
-        {"params": list(network.decoder_parameters()), "lr": decoder, "initial_lr": decoder},
-    ]
+    groups = [{**group, "initial_lr": group["lr"]} for group in method.parameter_groups(network, lr, decoder)]
     options: dict[str, Any] = {"momentum": optim.momentum, "nesterov": optim.nesterov}
     fused = next(network.parameters()).is_cuda or None  # one kernel for many parameters
     return torch.optim.SGD(groups, lr=lr, weight_decay=optim.weight_decay, fused=fused, **options)
+
+
+@torch.no_grad()
+def update(optimiser: Any, method: Method, network: Network) -> None:
+    """One step of the optimiser; in later steps each row of the classifier moves by its factor of `row_rates`.
+
+    Whatever the optimiser, that is a learning rate times the factor, weight decay and momentum included.
+    """
+    factors = method.row_rates if method.step.number > 0 else (1.0, 1.0)
+    before = [(p, p.clone()) for p in network.classifier.parameters()] if factors != (1.0, 1.0) else []
+    optimiser.step()
+    n_old = method.step.n_old
+    for parameter, old in before:
+        for factor, rows in zip(factors, (slice(n_old), slice(n_old, None)), strict=True):
+            if factor == 0:
+                parameter[rows] = old[rows]
+            elif factor != 1:
+                parameter[rows] = old[rows] + factor * (parameter[rows] - old[rows])
+
+
+@torch.no_grad()
+def survey(
+    fabric: Fabric, method: Method, student: Network, teacher: Network | None, batches: Batches, when: When
+) -> None:
+    """Show the training data of a step to a method that asks for it."""
+    student.eval()
+    method.begin_survey(when)
+    for batch in batches:
+        batch = batch.to(fabric.device)
+        images = normalise(batch.images)
+        with fabric.autocast():
+            seen = None if teacher is None else teacher(images)
+            said = student(images)
+        method.survey(batch, said, seen)
+    method.end_survey(when)
+    student.train()
 
 
 def fit(
@@ -71,7 +106,7 @@ def fit(
         method.after_backward(network)
         if config.optim.clip > 0:
             fabric.clip_gradients(student, optimiser, max_norm=config.optim.clip)
-        optimiser.step()
+        update(optimiser, method, network)
         method.after_update(network)
         if watch.end_iteration(whole, lambda: method.metrics(part, passed.features)):  # noqa: B023 - called at once
             save()

@@ -63,7 +63,7 @@ class Pass:
             with torch.no_grad(), self.fabric.autocast():
                 seen = self.teacher(images)
         output = self.student(images)
-        return self.method.terms(batch, output, seen), output.features
+        return self.method.terms(self.method.relabel(batch, seen), output, seen), output.features
 
 
 class CompiledPass(Pass):
@@ -105,10 +105,11 @@ class CompiledPass(Pass):
         with self.fabric.autocast():
             if self.teacher is not None:
                 with torch.no_grad():
-                    seen = (self.teacher, *self._trunk(self.teacher, images))
-            own = (student, *self._trunk(student, images))
+                    seen = (self.teacher, self._trunk(self.teacher, images))
+            trunk = self._trunk(student, images)
             half = torch.is_autocast_enabled(images.device.type)
-        return self._finish(self.method, batch.images, batch.labels, batch.padding, own, seen, half), own[1]
+        own = (student, trunk)
+        return self._finish(self.method, batch.images, batch.labels, batch.padding, own, seen, half), trunk[-2]
 
 
 @cache
@@ -119,14 +120,14 @@ def _compiled_trunk(backend: str) -> Any:
 def _finish(
     method: Method, images: Tensor, labels: Tensor, padding: Tensor, student: Any, teacher: Any, half: bool
 ) -> dict[str, Tensor]:
-    """The terms, from (network, features, embedding) of student and teacher."""
+    """The terms, from (network, what its trunk returned) of student and teacher."""
     height, width = images.shape[-2:]
     batch = Batch(images, labels, padding, ())
     with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
-        said = student[0].classify(*student[1:], height, width)
+        said = student[0].classify(student[1], height, width)
         with torch.no_grad():
-            seen = None if teacher is None else teacher[0].classify(*teacher[1:], height, width)
-    return method.terms(batch, said, seen)
+            seen = None if teacher is None else teacher[0].classify(teacher[1], height, width)
+    return method.terms(method.relabel(batch, seen), said, seen)
 
 
 def _copy(function: Any) -> FunctionType:
@@ -265,6 +266,6 @@ def replayable(method: Method) -> bool:
     for kind in type(method).__mro__:
         if "replayable" in vars(kind):
             return method.replayable
-        if {"terms", "more_terms"} & vars(kind).keys():
+        if {"terms", "more_terms", "relabel"} & vars(kind).keys():
             return False
     return False

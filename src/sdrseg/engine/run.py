@@ -12,9 +12,10 @@ from timm.layers.norm_act import convert_sync_batchnorm
 
 from sdrseg.config import Config, load_config
 from sdrseg.data import read_spec
-from sdrseg.data.batches import train_batches
+from sdrseg.data.batches import survey_batches, train_batches
 from sdrseg.data.order import TrainOrder
 from sdrseg.data.pool import ImagePool
+from sdrseg.decision import Decision, read_decision
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.checkpoint import (
     load_optimiser,
@@ -25,13 +26,14 @@ from sdrseg.engine.checkpoint import (
     with_prefix,
 )
 from sdrseg.engine.evaluate import offline_iou, require_held_out, score, score_also, score_step, summarise
-from sdrseg.engine.fit import fit, learning_rates, make_optimiser
+from sdrseg.engine.fit import fit, learning_rates, make_optimiser, survey
 from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.launch import cpu_warning
 from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
 from sdrseg.errors import UsageError
 from sdrseg.methods import Method, StepInfo, limits_in, method_layers, resolve_method
+from sdrseg.methods.base import When
 from sdrseg.methods.finetune import Offline
 from sdrseg.methods.latent import require_official
 from sdrseg.methods.own import file_digest, require_super, require_weights
@@ -127,22 +129,32 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
     if key is not None and ready is None:
         job.display.say(f"step 0: taken from the store of bases ({key})")
         if job.everyone.rank == 0:
-            job.folder.save_step(0, *job.bases.load(key), _meta(job, step, config, {"base": key}))
+            decision = method_type(config).decision
+            job.folder.save_step(0, *job.bases.load(key), _meta(job, step, config, decision, {"base": key}))
         return
     method, student, teacher = ready or assemble(job, step, method_type, config)
-    optimiser = make_optimiser(student, config)
     cache = job.cache("train", "train", step.train_ids)
-    batches = train_batches(job.source, step.train_ids, step.train_table, config, share=job.share, cache=cache)
+    shown: dict[str, Any] = {"share": job.share, "cache": cache}
+    batches = train_batches(job.source, step.train_ids, step.train_table, config, **shown)
     order = batches.order
     assert isinstance(order, TrainOrder)
     iterations = len(order)
     parameters = sum(p.numel() for p in student.encoder_parameters())
     if step.number <= 1 and (slow := cpu_warning(job.fabric.device, config.net.encoder, parameters)):
         job.display.say(slow)  # in step 1 too: step 0 may come from the store
+
+    def look(when: When) -> None:
+        if method_type.survey is not Method.survey:
+            once = survey_batches(job.source, step.train_ids, step.train_table, config, **shown)
+            survey(job.fabric, method, student, teacher, once, when)
+
     if step.number == 0 and (warning := statistics_warning(config.net, iterations)):
         job.display.say(f"warning: {warning}")
     state = job.folder.load_state(step.number)
     done = 0
+    if state is None:
+        look("before")
+    optimiser = make_optimiser(student, method, config)
     if state is not None:
         facts, tensors = state
         done = facts["iteration"]
@@ -175,7 +187,7 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
 
     def validate(epoch: int) -> None:
         if config.eval.every and epoch % config.eval.every == 0:
-            miou = score(job, step, student).miou()
+            miou = score(job, step, student, method.decision).miou()
             if job.log is not None:
                 job.log.write("validate", step=step.number, epoch=epoch, miou=miou, scored_on=job.scored_on)
             job.display.validated(step.number, epoch, miou)
@@ -190,10 +202,12 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
     if bad:
         skipped = ", ".join(f"{id} ({count} times)" for id, count in sorted(bad.items()))
         job.display.say(f"step {step.number}: {len(bad)} images could not be read and were skipped: {skipped}")
+    look("after")
     method.end_step(student)
     if job.everyone.rank == 0:
         model, memory = student.state_dict(), method.state_dict()
-        job.folder.save_step(step.number, model, memory, _meta(job, step, config, {"base": key} if key else {}))
+        meta = _meta(job, step, config, method.decision, {"base": key} if key else {})
+        job.folder.save_step(step.number, model, memory, meta)
         if key is not None and not bad:  # without the skipped images it would be another one
             job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
 
@@ -202,7 +216,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     """Method, student and teacher as they are when a step begins."""
     torch.manual_seed(config.train.seed * 1000 + step.number)
     old, new = len(step.old), len(step.new)
-    info = StepInfo(step.number, old, new, job.protocol)
+    decision: Decision = "softmax"
     student = build_network(config.net, old if step.number > 0 else new)
     teacher = None
     method = method_type(config, job.everyone)
@@ -211,15 +225,17 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     if step.number == 0:
         job.display.say(load_weights(student, config.net.weights, config.net))
     else:
-        _, model, memory = job.folder.load_step(step.number - 1)
+        meta, model, memory = job.folder.load_step(step.number - 1)
+        decision = read_decision(meta.get("decision", "softmax"), job.folder.step(step.number - 1) / "meta.json")
         student.load_state_dict(model)
         method.load_state_dict({n: t.to(job.fabric.device) for n, t in memory.items()})
         if new > 0 and method.needs_teacher:
             teacher = copy.deepcopy(student).eval().requires_grad_(False)
     for network in (student, teacher):
         if network is not None:
+            network.keep_stages = method.needs_stages
             network.place_on(job.fabric.device)
-    method.begin_step(info, student, teacher)
+    method.begin_step(StepInfo(step.number, old, new, job.protocol, decision), student, teacher)
     require_super(method, "begin_step", "step")
     student.place_on(job.fabric.device)
     student.train()
@@ -232,7 +248,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     return method, student, teacher
 
 
-def _meta(job: Job, step: Step, config: Config, more: dict[str, Any]) -> dict[str, Any]:
+def _meta(job: Job, step: Step, config: Config, decision: Decision, more: dict[str, Any]) -> dict[str, Any]:
     """What a saved model is: classes by channel, where they came from, and its parent."""
     came = {c: s.number for s in job.scenario.steps for c in s.new}
     parent = None
@@ -247,6 +263,7 @@ def _meta(job: Job, step: Step, config: Config, more: dict[str, Any]) -> dict[st
             {"channel": channel, "id": id, "name": job.scenario.classes[id], "step": came[id]}
             for channel, id in enumerate(step.channels)
         ],
+        "decision": decision,
         "net": config.to_dict()["net"],
         "parent": parent,
         **more,

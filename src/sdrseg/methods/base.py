@@ -7,17 +7,22 @@ latent.py. A method with ideas of its own overrides the hooks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sdrseg.config import Config
+from sdrseg.decision import Decision, probabilities
 from sdrseg.distributed import Everyone
 from sdrseg.errors import UsageError
 from sdrseg.losses import official
-from sdrseg.losses.cross_entropy import binary_cross_entropy_sums, unbiased_cross_entropy_sums
+from sdrseg.losses.cross_entropy import (
+    binary_cross_entropy_sums,
+    cross_entropy_sums,
+    unbiased_cross_entropy_sums,
+)
 from sdrseg.losses.distillation import (
     binary_distillation_sums,
     cil_sums,
@@ -26,12 +31,17 @@ from sdrseg.losses.distillation import (
     unbiased_distillation_sums,
 )
 from sdrseg.losses.pixels import VOID, mean, to_grid
+from sdrseg.losses.pseudo import confident_labels, split_labels
 from sdrseg.losses.unbiased import unbiased_sums
 from sdrseg.methods.latent import LatentSpace
 
 if TYPE_CHECKING:
     from sdrseg.data.batches import Batch
     from sdrseg.network import Network, Output
+
+
+When = Literal["before", "after"]
+SEES_TEACHER = ("begin_step", "survey", "relabel", "terms", "more_terms")
 
 
 class From(NamedTuple):
@@ -49,6 +59,7 @@ class StepInfo:
     n_old: int
     n_new: int
     protocol: str
+    teacher_decision: Decision = "softmax"
 
     @property
     def classes(self) -> int:
@@ -67,6 +78,8 @@ class Method:
     """What differs for a preset, and for a task such as "15-1"."""
     own_step0: ClassVar[bool] = False
     """Whether step 0 has to be trained with this method; all others share one step-0 model."""
+    needs_stages: ClassVar[bool] = False
+    """Whether `Output.stages` holds every stage of the encoder, of student and teacher; else the last alone."""
 
     def __init__(self, config: Config, everyone: Everyone | None = None):
         self.config = config
@@ -86,23 +99,73 @@ class Method:
         own has to say so itself; those of the official code cannot be."""
         return not self.config.latent.official and self.config.kd.kind != "cil_official"
 
+    @property
+    def decision(self) -> Decision:
+        """How logits become a class and probabilities; saved with each step, for scores, predictions and exports."""
+        return "sigmoid_all" if self.config.ce.kind == "binary" else "softmax"
+
+    @property
+    def row_rates(self) -> tuple[float, float]:
+        """Learning-rate multipliers of the classifier's old and new rows in later steps; 0 keeps rows bit for bit."""
+        return 1.0, 1.0
+
     # --- hooks, in the order in which they are called ---------------------------------------------------------------
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether any term looks at the model of the step before."""
-        config = self.config
-        return config.kd.weight > 0 or config.enc.weight > 0 or config.pm.weight > 0 or config.cl.labels == "pseudo"
+        """Whether anything looks at the model of the step before: a term, or a hook of the method's own."""
+        config, kind = self.config, type(self)
+        if any(getattr(kind, hook) is not getattr(Method, hook) for hook in SEES_TEACHER):
+            return True
+        weights = (config.kd.weight, config.enc.weight, config.pm.weight, config.pseudo.threshold)
+        return any(weight > 0 for weight in weights) or config.cl.labels == "pseudo"
 
     def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
-        """Get ready for a step: grow the classifier (and prototypes) by the new classes."""
-        self.step = step
+        """Get ready for a step: grow the classifier (and prototypes) by the new classes.
+
+        Both networks stay reachable as `self.student` and `self.teacher`, for terms on the classifier's parameters.
+        """
+        self.step, self.student, self.teacher = step, student, teacher
         if step.number > 0 and step.n_new > 0:
             student.grow(step.n_new, init=self.config.ce.init)
         device = next(student.parameters()).device
         self._stride = student.stride
         nonnegative = student.features_nonnegative
         self.latent.begin_step(step, student.feature_channels, student.stride, device, nonnegative)
+
+    def begin_survey(self, when: When) -> None:
+        """The survey `before` or `after` fitting begins."""
+
+    def survey(self, batch: Batch, student: Output, teacher: Output | None) -> None:
+        """Look at the step's training data without gradients, networks in eval mode: every image once, in the views of
+        the first epoch, before fitting and again before `end_step`. Runs only where a method overrides it.
+
+        Processes see different images and different numbers of batches: add up in `end_survey`, not here. What the
+        first survey leaves goes into `state_dict`, for a run that resumes does not repeat it.
+        """
+
+    def end_survey(self, when: When) -> None:
+        """All images were seen; `self.everyone.sum` adds up what the processes saw."""
+
+    def parameter_groups(self, network: Network, encoder: float, decoder: float) -> list[dict[str, Any]]:
+        """The optimiser's groups, each with its learning rate at the beginning. What is in no group stays as it is."""
+        return [
+            {"params": list(network.encoder_parameters()), "lr": encoder},
+            {"params": list(network.decoder_parameters()), "lr": decoder},
+        ]
+
+    @property
+    def relabels(self) -> bool:
+        """Whether `relabel` may change labels."""
+        return self.config.pseudo.threshold > 0 or type(self).relabel is not Method.relabel
+
+    def relabel(self, batch: Batch, teacher: Output | None) -> Batch:
+        """The batch with the labels that the terms see: background becomes an old class where the teacher is sure."""
+        threshold = self.config.pseudo.threshold
+        if teacher is None or threshold == 0:
+            return batch
+        likely = probabilities(teacher.logits.float(), self.step.teacher_decision)
+        return replace(batch, labels=confident_labels(batch.labels, likely, threshold))
 
     def expect(self, whole: Batch | None, parts: int) -> None:
         """With gradient accumulation: the batch that comes in parts. CE and KD are means over its pixels; the terms on
@@ -191,19 +254,24 @@ class Method:
 
     def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
         """Cross-entropy and, where there is a teacher and it has a weight, distillation."""
-        ce, kd, labels = self.config.ce, self.config.kd, batch.labels
+        ce, kd, labels, hidden = self.config.ce, self.config.kd, batch.labels, self._hidden()
         t = t if kd.weight > 0 else None
         count_void = ce.reduction == "all"
         if ce.kind == "binary":
-            sums = binary_cross_entropy_sums(z, labels)
-        elif t is not None and kd.kind == "unbiased":
-            keep = self._distilled(batch)
-            sums, distilled = unbiased_sums(z, labels, self._hidden(), t, keep, count_void=count_void)
-            return {"ce": self._mean("ce", sums), "kd": self._distillation_mean(distilled, t)}
+            return {"ce": self._mean("ce", binary_cross_entropy_sums(z, labels))} | self._distillation(batch, z, t)
+        certain = None
+        if self.relabels and hidden > 1:  # a pixel that got an old class is no background: plain CE for it
+            labels, certain = split_labels(labels, hidden)
+        if t is not None and kd.kind == "unbiased":
+            sums, distilled = unbiased_sums(z, labels, hidden, t, self._distilled(batch), count_void=count_void)
+            kept = {"kd": self._distillation_mean(distilled, t)}
         else:
-            sums = unbiased_cross_entropy_sums(z, labels, self._hidden(), count_void=count_void)
-        terms = {"ce": self._mean("ce", sums)}
-        return terms if t is None else terms | {"kd": self._distillation(batch, z, t)}
+            sums = unbiased_cross_entropy_sums(z, labels, hidden, count_void=count_void)
+            kept = self._distillation(batch, z, t)
+        if certain is not None:
+            loss, count = cross_entropy_sums(z, certain)
+            sums = torch.stack([sums[0] + loss, sums[1] if count_void else sums[1] + count])
+        return {"ce": self._mean("ce", sums)} | kept
 
     def _hidden(self) -> int:
         """How many channels a pixel labelled background may belong to."""
@@ -211,17 +279,19 @@ class Method:
         unbiased = kind == "unbiased" or (kind == "unbiased_if_masked" and step.protocol != "sequential")
         return max(1, step.n_old) if unbiased and step.n_new > 0 else 1
 
-    def _distillation(self, batch: Batch, z: Tensor, t: Tensor) -> Tensor:
+    def _distillation(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
         kd = self.config.kd
+        if t is None:
+            return {}
         if kd.kind == "cil_official":
-            return official.cil(z, t, batch.labels)
+            return {"kd": official.cil(z, t, batch.labels)}
         keep = self._distilled(batch)
         if kd.kind == "cil":
-            return self._mean("kd", cil_sums(z, t, batch.labels, keep, entropy_weight=kd.entropy_weight))
+            return {"kd": self._mean("kd", cil_sums(z, t, batch.labels, keep, entropy_weight=kd.entropy_weight))}
         if kd.kind == "binary":
-            return self._mean("kd", binary_distillation_sums(z, t, keep))
+            return {"kd": self._mean("kd", binary_distillation_sums(z, t, keep))}
         sums = distillation_sums if kd.kind == "standard" else unbiased_distillation_sums  # beside a binary CE
-        return self._distillation_mean(sums(z, t, keep), t)
+        return {"kd": self._distillation_mean(sums(z, t, keep), t)}
 
     def _distillation_mean(self, sums: Tensor, t: Tensor) -> Tensor:
         value = self._mean("kd", sums)

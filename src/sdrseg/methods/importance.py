@@ -51,6 +51,10 @@ class ImportanceMethod(Method):
         self.iteration = 0
         self.last_penalty = torch.zeros(())
 
+    @property
+    def needs_teacher(self) -> bool:
+        return Method(self.config).needs_teacher  # the penalty does without
+
     def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
         before = self._parameters(student)
         self.anchors = {n: p.clone() for n, p in before.items()} if step.number > 0 else {}

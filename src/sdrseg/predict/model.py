@@ -16,6 +16,8 @@ from sdrseg.colours import class_colours
 from sdrseg.config import Config, saved_config
 from sdrseg.data.augment import normalise
 from sdrseg.data.source import Array, Progress
+from sdrseg.decision import Decision, decide, read_decision
+from sdrseg.decision import probabilities as probabilities_of
 from sdrseg.engine.checkpoint import load_entry
 from sdrseg.engine.folder import RunFolder
 from sdrseg.errors import SdrsegError
@@ -37,12 +39,15 @@ class Model:
         tile: int,
         batch_size: int,
         facts: dict[str, Any],
+        decision: Decision = "softmax",
         network: Network | None = None,
     ):
         self.classes = classes
         self.tile, self.batch_size = tile, batch_size
         self.facts = facts
         """Where the model comes from: specification, step, SHA-256 of its weights and so on."""
+        self.decision: Decision = decision
+        """How logits become a class and probabilities (sdrseg.decision)."""
         self.network = network
         """The PyTorch network; None for an ONNX file."""
         self.multiple = multiple
@@ -113,9 +118,9 @@ class Model:
         kept = []
         for top, logits in self._strips(tensor, options, forward):
             below = top + logits.shape[1]
-            mask[top:below] = self._ids.to(logits.device)[logits.argmax(0)].cpu().numpy()
+            mask[top:below] = self._ids.to(logits.device)[decide(logits, self.decision, 0)].cpu().numpy()
             if probabilities:
-                kept.append(logits.softmax(0).cpu().numpy())
+                kept.append(probabilities_of(logits, self.decision, 0).cpu().numpy())
             report(below, len(mask))
         if not probabilities:
             return Prediction(mask, self.classes, pixels, partial(self._probabilities, tensor, options))
@@ -125,7 +130,8 @@ class Model:
     @torch.inference_mode()
     def _probabilities(self, tensor: Tensor, options: dict[str, int]) -> NDArray[np.float32]:
         strips = self._strips(tensor, options, self._forward)
-        return np.concatenate([logits.softmax(0).cpu().numpy() for _, logits in strips], axis=1)
+        each = [probabilities_of(logits, self.decision, 0).cpu().numpy() for _, logits in strips]
+        return np.concatenate(each, axis=1)
 
     def _strips(self, tensor: Tensor, options: dict[str, int], forward: Forward) -> Iterator[tuple[int, Tensor]]:
         try:
@@ -190,6 +196,7 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
         batch_size=config.eval.batch_size,
         facts={key: meta.get(key) for key in ("spec", "step", "method", "protocol", "net")}
         | {"model_sha256": meta["files"]["model"]["sha256"], "path": str(folder)},
+        decision=read_decision(meta.get("decision", "softmax"), folder / "meta.json"),
         network=network,
     )
 

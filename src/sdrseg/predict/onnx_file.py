@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sdrseg.decision import read_decision
 from sdrseg.errors import SdrsegError
 from sdrseg.predict.model import Model, class_infos
 
@@ -30,6 +31,7 @@ def load_onnx(path: Path, device: str | torch.device | None = None) -> Model:
             tile=facts["tile"],
             batch_size=facts["batch_size"],
             facts={**facts, "path": str(path)},
+            decision=read_decision(facts.get("decision", "softmax"), path),
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise SdrsegError(

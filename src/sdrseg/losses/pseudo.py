@@ -1,0 +1,22 @@
+"""Pseudo-labels: background that the teacher is sure to know."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sdrseg.losses.pixels import VOID
+
+
+@torch.no_grad()
+def confident_labels(labels: Tensor, probabilities: Tensor, threshold: float) -> Tensor:
+    """Labels (B, H, W) with background replaced by the likeliest channel of (B, n_old, H, W) probabilities, where that
+    is an old class and at least `threshold`."""
+    sure, seen = probabilities.max(1)
+    return torch.where((labels == 0) & (seen > 0) & (sure >= threshold), seen.to(labels.dtype), labels)
+
+
+def split_labels(labels: Tensor, n_old: int) -> tuple[Tensor, Tensor]:
+    """Labels without those of old classes, and these alone; void stands in their place."""
+    old = (labels > 0) & (labels < n_old)
+    return torch.where(old, VOID, labels), torch.where(old, labels, VOID)
