@@ -84,7 +84,8 @@ def test_a_base_of_its_own_depends_on_the_losses_too(job):
     assert keys_that_change(job, "ewc") - keys_that_change(job, "ft") == {
         s.key
         for s in job.config.settings()
-        if s.key.split(".")[0] in ("ce", "kd", "enc", "pm", "cl", "sp", "importance") and s.key != "ce.reduction"
+        if s.key.split(".")[0] in ("ce", "kd", "pseudo", "enc", "pm", "cl", "sp", "importance")
+        and s.key != "ce.reduction"
     }
 
 
