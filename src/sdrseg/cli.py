@@ -12,6 +12,7 @@ import typer
 from sdrseg import __version__
 from sdrseg.errors import SdrsegError
 from sdrseg.study.verbs import add_verbs
+from sdrseg.threads import prepare
 
 app = typer.Typer(
     help="Continual semantic segmentation: learn new classes without the old images and without forgetting.",
@@ -283,6 +284,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no failure
+    prepare()
     try:
         app()
     except SdrsegError as error:

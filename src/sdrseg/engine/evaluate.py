@@ -26,6 +26,7 @@ from sdrseg.metrics import StepScore, summary
 from sdrseg.network import Network, build_network
 from sdrseg.scenario import Step, parse_spec
 from sdrseg.terminal import progress
+from sdrseg.threads import adapt
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -40,6 +41,7 @@ def confusion(
     network.eval()
     total = torch.zeros(classes, classes, dtype=torch.int64, device=fabric.device)
     for batch in batches:
+        adapt()
         batch = batch.to(fabric.device)
         with fabric.autocast():
             logits = network(normalise(batch.images)).logits

@@ -17,6 +17,7 @@ import torch
 from sdrseg.config import Config
 from sdrseg.distributed import Everyone
 from sdrseg.errors import SdrsegError
+from sdrseg.threads import adapt
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -44,6 +45,7 @@ def make_fabric(config: Config) -> Fabric:
         plugins=_half(accelerator) if bf16 else None,
     )
     fabric.launch()
+    adapt(at_once=True)
     if many and not gpu:
         atexit.register(_leave)  # for GPUs Fabric does that
     return fabric

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sdrseg.data.batches import Batch
 from sdrseg.errors import SdrsegError
+from sdrseg.threads import adapt
 
 NEVER = 2**62
 SHOW_SECONDS = 0.5  # between two updates of the display that wait for nothing
@@ -114,6 +115,7 @@ class Watch:
         self._images += len(batch.ids)
         self.iteration += 1
         self._counted += 1
+        adapt()
         last = self.iteration == self.iterations
         self.logged = last or self.iteration % self._log_every == 0
         if not self.logged:

@@ -1,0 +1,123 @@
+"""How many threads compute on a CPU, and how they wait for each other.
+
+PyTorch takes every core, and its threads (OpenMP) wait for each other in busy loops. Beside other programs that
+collapses: a thread waits, at full load, for one that has no core. So threads wait in such loops only briefly, and
+there are as many of them as there are cores left by others. Only the commands do this, and only where the user has
+not decided: rounding depends on the number of threads, and a fixed OMP_NUM_THREADS gives the same bits every time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+
+CHOICES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY")
+"""What a user may have set; then all is left as it is."""
+SPIN = "10000"  # turns of a busy loop before a thread sleeps, about 0.2 ms; measured by benchmarks/busy.py
+LOOK_SECONDS = 3.0  # between two looks at the load
+
+_load: Load | None = None
+
+
+def prepare() -> None:
+    """Call this before torch is imported, which reads the environment once."""
+    global _load
+    if "torch" in sys.modules or any(name in os.environ for name in CHOICES):
+        return
+    os.environ["GOMP_SPINCOUNT"] = SPIN
+    _load = Load()
+
+
+def adapt(at_once: bool = False) -> None:
+    """Use as many threads as there are cores for us now. Call it often: it looks every few seconds."""
+    if _load is None or not (at_once or time.monotonic() - _load.since > LOOK_SECONDS):
+        return
+    import torch
+
+    wanted = free_cores(cores(), len(_allowed()), _load.of_others())
+    if wanted != torch.get_num_threads():
+        torch.set_num_threads(wanted)
+
+
+def free_cores(ours: float, there: int, used: float) -> int:
+    """Whole cores for us, of `there` cores of which others use so many, and of which we may use `ours`."""
+    return max(1, int(min(ours, there - used) + 0.5))
+
+
+class Load:
+    """What other programs use of the cores that this process may run on, since the last look."""
+
+    def __init__(self) -> None:
+        self.since, self._used = time.monotonic(), _seconds_of_others()
+
+    def of_others(self) -> float:
+        """In cores; 0 where the system does not say."""
+        now, used = time.monotonic(), _seconds_of_others()
+        load = (used - self._used) / max(now - self.since, 1e-3)
+        self.since, self._used = now, used
+        return max(0.0, load)
+
+
+def _seconds_of_others() -> float:
+    return _busy_seconds() - _own_seconds()
+
+
+def cores() -> float:
+    """The cores that this process may use: those it is bound to, and not more than its control group is granted."""
+    return min([float(len(_allowed())), *_quotas()])
+
+
+def _allowed() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _quotas(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> list[float]:
+    """Cores granted by the control groups this process is in, in versions 2 and 1 of Linux's interface."""
+    found = []
+    for line in _read(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        top = root if not controllers else root / "cpu" if "cpu" in controllers.split(",") else None
+        group = None if top is None else top / path.lstrip("/")
+        while top is not None and group is not None and group.is_relative_to(top):
+            words = _read(group / "cpu.max").split()
+            if not words:
+                words = [*_read(group / "cpu.cfs_quota_us").split(), *_read(group / "cpu.cfs_period_us").split()]
+            if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]) > 0:
+                found.append(int(words[0]) / int(words[1]))
+            group = group.parent
+    return [quota for quota in found if quota > 0]
+
+
+def _busy_seconds() -> float:
+    """CPU time that everyone has used on the cores that this process may run on."""
+    names = {f"cpu{number}" for number in _allowed()}
+    ticks = 0
+    for line in _read(Path("/proc/stat")).splitlines():
+        name, *counts = line.split()
+        if name in names:
+            user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, counts)
+            ticks += user + nice + system + irq + softirq
+    return ticks / _ticks_a_second()
+
+
+def _own_seconds() -> float:
+    """CPU time of this process and of the worker processes that it has started."""
+    total = time.process_time()
+    for child in multiprocessing.active_children():
+        words = _read(Path(f"/proc/{child.pid}/stat")).rpartition(")")[2].split()
+        total += (int(words[11]) + int(words[12])) / _ticks_a_second() if len(words) > 12 else 0.0
+    return total
+
+
+def _ticks_a_second() -> int:
+    return os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
