@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sdrseg import __version__
-from sdrseg.errors import SdrsegError
+from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.study.verbs import add_verbs
 from sdrseg.threads import prepare
 
@@ -102,11 +102,13 @@ def methods(
 
 @app.command()
 def train(
-    spec: Annotated[str, typer.Argument(help="A scenario, such as voc:15-1@disjoint or shapes:6-1@disjoint.")],
-    method: Annotated[str, typer.Option(help="A name from `sdrseg methods`, or your own: FILE.py or FILE.py:NAME.")],
+    spec: Annotated[str, typer.Argument(help="A scenario, such as voc:15-1@disjoint, or an experiment, EXP.toml.")],
     out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run; run the same command again to resume.")],
+    method: Annotated[
+        str | None, typer.Option(help="A name from `sdrseg methods`, or your own: FILE.py or FILE.py:NAME.")
+    ] = None,
     path: DataPath = None,
-    preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
+    preset: Annotated[str | None, typer.Option(help="default, paper or official.")] = None,
     encoder: Annotated[str | None, typer.Option(help="The encoder, such as resnet18.")] = None,
     weights: Annotated[str | None, typer.Option(help="imagenet, none, or a file of pre-trained weights.")] = None,
     bases: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder where runs share models of step 0.")] = None,
@@ -131,8 +133,26 @@ def train(
     options = {"net.encoder": encoder, "net.weights": weights, "run.on_bad_image": on_bad_image}
     given = ({"train.holdout": 0.2} if tune else {}) | parse_settings(set or [])
     given |= {key: value for key, value in options.items() if value is not None}
+    if spec.endswith(".toml"):
+        from sdrseg.study.grid import read_experiment
+
+        if method is not None or preset is not None or config is not None:
+            raise UsageError(f"{spec} says method, preset and settings itself. Leave --method, --preset, --config out.")
+        one, data_there, bases_there = read_experiment(Path(spec))
+        spec, method, preset, given = str(one.spec), one.method, one.preset, {**one.settings, **given}
+        path, bases = path or data_there, bases or bases_there
+    if method is None:
+        raise UsageError("Say which method to train with: --method NAME (`sdrseg methods` lists them).")
     summary = run(
-        spec, method, out, data=path, preset=preset, config_file=config, settings=given, bases=bases, offline=offline
+        spec,
+        method,
+        out,
+        data=path,
+        preset=preset or "default",
+        config_file=config,
+        settings=given,
+        bases=bases,
+        offline=offline,
     )
     show_summary(out, summary, json)
 

@@ -63,7 +63,7 @@ class TrainingDisplay:
 
     PLAIN_SECONDS = 10.0  # between two plain lines
 
-    def __init__(self, steps: int, active: bool = True) -> None:
+    def __init__(self, steps: int, active: bool = True, head: Text | None = None) -> None:
         self._screen = console(stderr=True)
         self._steps, self._active = steps, active
         live = active and self._screen.is_terminal
@@ -71,7 +71,11 @@ class TrainingDisplay:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._bar = Progress(*columns, TextColumn("{task.fields[pace]}"), console=self._screen)
         self._losses = Text(overflow="ellipsis", no_wrap=True)
-        self._live = Live(Group(self._bar, self._losses), console=self._screen, transient=True) if live else None
+        self._live = (
+            Live(Group(*([head] if head else []), self._bar, self._losses), console=self._screen, transient=True)
+            if live
+            else None
+        )
         self._task: Any = None
         self._step = -1
 
@@ -83,9 +87,10 @@ class TrainingDisplay:
         """Show an entry of the log; `losses` are empty where reading them would make a GPU wait."""
         losses = "  ".join(f"{name} {value:.4g}" for name, value in entry["losses"].items())
         memory = f", {entry['peak_memory_gib']:.1f} GiB" if "peak_memory_gib" in entry else ""
-        where = f"step {entry['step']}/{self._steps - 1} epoch {entry['epoch'] + 1} of {entry['epochs']}"
+        of = f"/{self._steps - 1}" if self._steps else ""  # 0: not known
+        where = f"step {entry['step']}{of} epoch {entry['epoch'] + 1} of {entry['epochs']}"
         speed = entry["images_per_second"]
-        pace = f"elapsed {_clock(entry['elapsed'])}, left {_clock(entry['left'])}"
+        pace = f"elapsed {clock(entry['elapsed'])}, left {clock(entry['left'])}"
         pace += f", {speed:.{0 if speed >= 10 else 1}f} images/s{memory}"
         last = entry["iteration"] == entry["iterations"]
         if self._live is not None:
@@ -114,7 +119,7 @@ class TrainingDisplay:
             self._live.stop()
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """Such as 0:07, 12:30 or 3:05:00."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)

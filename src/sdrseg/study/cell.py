@@ -41,6 +41,7 @@ def cell_of(run: Path) -> Cell:
     spec, done = parse_spec(saved["spec"]), folder.read_json("summary.json")
     last = int(done["steps"]) - 1
     scores = [StepScore.from_dict(folder.read_json(f"steps/{k}/metrics.json")) for k in range(last + 1)]
+    identity = saved["spec"], saved["method"], saved["preset"], saved.get("method_code")
     first, later = config.of_step(0), config.of_step(1)
     main = _means(scores[-1])
     also = _second(folder, last, config)
@@ -72,8 +73,8 @@ def cell_of(run: Path) -> Cell:
         "scored_on": done["scored_on"],
         **_origin(folder, saved, config),
         "settings": _settings(saved, config),
-        "setup": _hash(saved, config, seed=False),
-        "config": _hash(saved, config, seed=True),
+        "setup": config_hash(*identity, config, seed=False),
+        "config": config_hash(*identity, config),
     }
     return {key: cell[key] for key in KEYS}
 
@@ -212,10 +213,10 @@ def _settings(saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
     return changed | ({"net.weights": Path(config.net.weights).name} if "net.weights" in changed else {})
 
 
-def _hash(saved: Mapping[str, Any], config: Config, seed: bool) -> str:
+def config_hash(spec: str, method: str, preset: str, code: str | None, config: Config, seed: bool = True) -> str:
     """Of all that a result depends on beside the data: the same for the same experiment on any machine."""
     matters = [s for s in config.settings() if s.affects != "nothing" and not s.is_default]
     values = {s.key: s.plain for s in matters if seed or s.key != "train.seed"}
     values["net.weights"] = Path(config.net.weights).name
-    facts = [saved["spec"], saved["method"], saved["preset"], saved.get("method_code"), values]
+    facts = [spec, method, preset, code or None, values]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,69 @@
+"""What the verbs about studies do and print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sdrseg.distributed import Everyone
+from sdrseg.errors import UsageError
+from sdrseg.study.estimate import plan
+from sdrseg.study.grid import Study, read_study
+from sdrseg.study.queue import Keep, finished_cells, run_queue
+from sdrseg.terminal import clock, console, print_json, print_table
+
+
+def run_study(
+    study: Study,
+    out: Path | None,
+    *,
+    data: Path | None,
+    bases: Path | None,
+    cells: str | None,
+    only: Sequence[str],
+    results: Sequence[Path],
+    minutes: float | None,
+    keep: str,
+    dry_run: bool,
+    json: bool,
+) -> bool:
+    """Run the chosen experiments of a study, or show them; whether none failed."""
+    if keep not in ("all", "last", "none"):
+        raise UsageError(f"--keep-models {keep} is not possible: all, last or none.")
+    kept: Keep = keep  # type: ignore[assignment]
+    out, data, bases = out or Path(study.name), data or study.data, bases or study.bases
+    chosen = study.chosen(cells, only)
+    if dry_run:
+        show_plan(study, [e.folder for e in chosen], plan(study.experiments, data, finished_cells(out, results)), json)
+        return True
+    outcome = run_queue(chosen, out, data=data, bases=bases, results=results, minutes=minutes, keep=kept)
+    if Everyone().rank == 0:
+        if json:
+            print_json({"out": str(out), **vars(outcome)})
+        else:
+            console().print(f"{outcome.sentence()}. Results are in {out / 'results'}", soft_wrap=True)
+            for label, why in outcome.failed.items():
+                console().print(f"failed: {label}: {why}", soft_wrap=True)
+    return not outcome.failed
+
+
+def show_plan(study: Study, chosen: Sequence[str], rows: Sequence[dict[str, Any]], json: bool) -> None:
+    """What would be run."""
+    rows = [row for row in rows if row["name"] in set(chosen)]
+    seconds = sum(row["seconds"] or 0 for row in rows if not row["done"])
+    if json:
+        print_json({"study": study.name, "seconds": round(seconds, 1), "cells": rows})
+        return
+    body = [
+        [row["number"], row["label"], *("–" if row[k] is None else row[k] for k in ("images", "iterations"))]
+        + ["done" if row["done"] else "–" if row["seconds"] is None else clock(row["seconds"])]
+        for row in rows
+    ]
+    print_table(study.name, ["number", "experiment", "training images", "iterations", "time, about"], body)
+    console().print(f"{len(rows)} experiments, about {clock(seconds)} to go", soft_wrap=True)
+
+
+def run_file(file: Path, out: Path | None, **options: Any) -> bool:
+    """`run_study` of a file."""
+    return run_study(read_study(file), out, **options)

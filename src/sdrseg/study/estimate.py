@@ -1,0 +1,138 @@
+"""How much work an experiment is, and about how long it takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from sdrseg.data import open_source
+from sdrseg.data.index import class_index
+from sdrseg.engine.bases import base_of
+from sdrseg.errors import SdrsegError
+from sdrseg.methods import find_method
+from sdrseg.scenario import build_scenario
+from sdrseg.scenario.registry import find_source
+from sdrseg.study.cell import Cell
+from sdrseg.study.grid import Experiment
+
+REFERENCE = {"resnet50": 380.0, "resnet101": 290.0, "toy16": 400.0}
+"""Images trained a second with SDR, crops of 512 (toy16: 64) and batches of 8: ResNets on one H200, toy16 on a CPU."""
+SCORED = 400.0
+"""Images scored a second on one H200."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an experiment has to do: training images and iterations, and scored images, by step."""
+
+    images: tuple[int, ...]
+    iterations: tuple[int, ...]
+    scored: tuple[int, ...]
+
+    def without_base(self) -> Work:
+        """What is left where another experiment trains the model of step 0."""
+        return Work((0, *self.images[1:]), (0, *self.iterations[1:]), self.scored)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"images": sum(self.images), "iterations": sum(self.iterations), "scored": sum(self.scored)}
+
+
+def work_of(experiment: Experiment, data: Path | None) -> Work | None:
+    """The work of an experiment, from the data where they are, else from the known sizes; None if nobody knows."""
+    sizes = _sizes(experiment, data)
+    if sizes is None:
+        return None
+    train, test = sizes
+    parts = [experiment.config.of_step(number).train for number in range(len(train))]
+    batches = [count // part.batch_size for count, part in zip(train, parts, strict=True)]
+    iterations = tuple(count * part.epochs for count, part in zip(batches, parts, strict=True))
+    images = tuple(count * part.batch_size for count, part in zip(iterations, parts, strict=True))
+    return Work(images, iterations, tuple(test))
+
+
+def _sizes(experiment: Experiment, data: Path | None) -> tuple[Sequence[int], Sequence[int]] | None:
+    spec, config = experiment.spec, experiment.config
+    if data is not None or not find_source(spec.source).needs_folder:
+        return _measured(spec, config.scenario_policy().items(), config, data)
+    protocol = "disjoint" if spec.protocol == "sequential" else spec.protocol  # the same images
+    key = f"{spec.task}" if spec.task in ("offline", "random-5") else f"{spec.task}@{protocol}"
+    known = None if spec.seed is not None else known_sizes().get(spec.source, {}).get(key)
+    if known is None:
+        return None
+    kept = 1 - config.train.holdout
+    return [round(kept * count) for count in known["train"]], known["test"]
+
+
+@cache
+def known_sizes() -> dict[str, dict[str, dict[str, list[int]]]]:
+    """Training and test images of each step of the published scenarios."""
+    text = resources.files("sdrseg").joinpath("resources/step_images.json").read_text()
+    sizes: dict[str, dict[str, dict[str, list[int]]]] = json.loads(text)
+    return sizes
+
+
+_KNOWN: dict[Any, tuple[list[int], list[int]]] = {}
+
+
+def _measured(spec: Any, policy: Any, config: Any, data: Path | None) -> tuple[list[int], list[int]]:
+    key = (spec, tuple(policy), config.shapes, data)
+    if key not in _KNOWN:
+        source = open_source(spec.source, data, config)
+        train, val = class_index(source, "train"), class_index(source, "val")
+        steps = build_scenario(spec, source, train, val, **dict(policy)).steps
+        _KNOWN[key] = [len(step.train_ids) for step in steps], [len(step.test_ids) for step in steps]
+    return _KNOWN[key]
+
+
+def _base(experiment: Experiment) -> str:
+    """What tells models of step 0 apart, without looking at the data."""
+    spec, (method, config) = experiment.spec, base_of(find_method(experiment.method), experiment.config.of_step(0))
+    first = str(spec.task).partition("-")[0] if re.fullmatch(r"\d+-\d+", str(spec.task)) else spec.task
+    protocol = "disjoint" if spec.protocol == "sequential" else spec.protocol
+    matters = {s.key: s.plain for s in config.settings() if s.affects not in ("later", "score", "nothing")}
+    return json.dumps([spec.source, first, spec.seed, protocol, method.name, matters])
+
+
+def seconds_of(experiment: Experiment, work: Work, finished: Sequence[Cell] = ()) -> float:
+    """About how long it takes: at the pace of finished cells with this network, else at that of the reference."""
+    net, crop = experiment.config.net, experiment.config.data.crop
+    alike = [
+        cell["images_per_second"]
+        for cell in finished
+        if (cell["encoder"], cell["decoder"], cell["crop"]) == (net.encoder, net.decoder, crop)
+        and cell["images_per_second"]
+    ]
+    side = 64 if net.encoder == "toy16" else 512
+    pace = statistics.median(alike) if alike else REFERENCE.get(net.encoder, 290.0) * (side / crop) ** 2
+    return sum(work.images) / pace + sum(work.scored) / SCORED
+
+
+def plan(experiments: Sequence[Experiment], data: Path | None, finished: Sequence[Cell] = ()) -> list[dict[str, Any]]:
+    """What `--dry-run` shows: each experiment with its work, its time and whether it is done."""
+    done = {cell["config"] for cell in finished}
+    rows = []
+    bases: set[str] = set()
+    for number, experiment in enumerate(experiments, 1):
+        try:
+            work = work_of(experiment, data)
+        except SdrsegError:
+            work = None
+        if work is not None and experiment.hash not in done:
+            if (base := _base(experiment)) in bases:
+                work = work.without_base()
+            bases.add(base)
+        row: dict[str, Any] = {"number": number, "name": experiment.folder, "label": experiment.label}
+        row |= {"spec": str(experiment.spec), "method": experiment.method, "preset": experiment.preset}
+        row |= {"seed": experiment.config.train.seed, "settings": dict(experiment.settings)}
+        row |= work.to_dict() if work else {"images": None, "iterations": None, "scored": None}
+        row["seconds"] = round(seconds_of(experiment, work, finished), 1) if work else None
+        row["done"] = experiment.hash in done
+        rows.append(row)
+    return rows

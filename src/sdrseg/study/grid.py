@@ -1,0 +1,225 @@
+"""Experiments in a file: TOML in which every list is one side of a grid.
+
+    spec = "voc:15-1@disjoint"
+    method = ["mib", "sdr"]
+    seed = [1, 2, 3]
+    data = "VOC"               # or `path` in [data]; folders and files are found from where this file lies
+    [train]
+    epochs = 8
+
+A file may hold several grids, [[grid]] each, that share what stands above them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from sdrseg.config import Config, load_config
+from sdrseg.data import read_spec
+from sdrseg.errors import UsageError
+from sdrseg.methods import find_method, method_layers, resolve_method
+from sdrseg.methods.own import file_digest
+from sdrseg.scenario import Spec
+from sdrseg.scenario.spec import nearest
+from sdrseg.study.cell import cell_name, config_hash
+
+SIDES = ("spec", "method", "preset", "seed")
+PLACES = ("data", "bases")
+MOST = 10_000
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One cell of a grid: a run that is not necessarily there yet."""
+
+    spec: Spec
+    method: str
+    preset: str
+    config: Config
+    settings: Mapping[str, Any]
+    varied: Mapping[str, Any]
+    """Of the settings those that are not the same in the whole file."""
+
+    @property
+    def hash(self) -> str:
+        return config_hash(str(self.spec), self.method, self.preset, file_digest(find_method(self.method)), self.config)
+
+    @property
+    def label(self) -> str:
+        """For people: what it is and how it differs from its neighbours."""
+        words = [str(self.spec), self.method, *([self.preset] if self.preset != "default" else [])]
+        varied = [f"{key}={value}" for key, value in self.varied.items() if key != "train.seed"]
+        return " ".join([*words, *varied, f"seed={self.config.train.seed}"])
+
+    @property
+    def folder(self) -> str:
+        """For files: the name of its run and of its result."""
+        scenario = self.spec.task if self.spec.seed is None else f"{self.spec.task}~{self.spec.seed}"
+        facts = {"dataset": self.spec.source, "scenario": scenario, "protocol": self.spec.protocol}
+        facts |= {"method": self.method, "preset": self.preset, "seed": str(self.config.train.seed)}
+        return cell_name({**facts, "config": self.hash})
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a file of experiments says."""
+
+    name: str
+    experiments: tuple[Experiment, ...]
+    data: Path | None = None
+    bases: Path | None = None
+
+    def chosen(self, cells: str | None = None, only: Sequence[str] = ()) -> list[Experiment]:
+        """The experiments with these numbers ("1-5,8", from 1) whose labels or settings match one of `only`."""
+        wanted = range(1, len(self.experiments) + 1) if cells is None else _numbers(cells, len(self.experiments))
+        some = [self.experiments[number - 1] for number in wanted]
+        return [e for e in some if not only or any(_matches(e, pattern) for pattern in only)]
+
+
+def read_study(file: Path) -> Study:
+    """Read a file of experiments; whatever is wrong with any of them is said before one begins."""
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror}).") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file}: not valid TOML: {error}") from error
+    return make_study(values, str(file), file.parent, file.stem)
+
+
+def read_experiment(file: Path) -> tuple[Experiment, Path | None, Path | None]:
+    """The one experiment of a file, its data and its store of bases."""
+    study = read_study(file)
+    if len(study.experiments) != 1:
+        raise UsageError(f"{file} holds {len(study.experiments)} experiments. Run them with `sdrseg run {file}`.")
+    return study.experiments[0], study.data, study.bases
+
+
+def make_study(values: Mapping[str, Any], origin: str, here: Path, name: str) -> Study:
+    """A study from the nested values of a file; `here`: where relative paths in it begin."""
+    shared = {key: value for key, value in values.items() if key not in ("grid", *PLACES)}
+    places = {key: values[key] for key in PLACES if key in values}
+    if isinstance(places.get("data"), Mapping):  # the section, with the folder in it
+        shared["data"] = {key: value for key, value in places["data"].items() if key != "path"}
+        places["data"] = places["data"].get("path")
+    grids = values.get("grid", [{}])
+    if not (isinstance(grids, list) and grids and all(isinstance(grid, Mapping) for grid in grids)):
+        raise UsageError(f"{origin}: write several grids as [[grid]], each with its own keys below.")
+    for grid in grids:
+        if wrong := [key for key in PLACES if isinstance(grid.get(key), str)]:
+            raise UsageError(f"{origin}: {wrong[0]} is one for the whole file; write it above the first [[grid]].")
+    sides = [_sides({**shared, **_merged(shared, grid)}, origin) for grid in grids]
+    if (size := sum(_size(side) for side in sides)) > MOST:
+        raise UsageError(f"{origin}: {size:,} experiments; {MOST:,} are the most. Make its lists shorter.")
+    points = [dict(point) for side in sides for point in _points(side)]
+    keys = sorted({key for point in points for key in point})
+    varied = [key for key in keys if "." in key and len({json.dumps(p.get(key)) for p in points}) > 1]
+    experiments = [_experiment(point, varied, origin, here) for point in points]
+    unique = {e.hash: e for e in experiments}  # a file may name the same thing twice
+    found = {key: _place(places.get(key), key, origin, here) for key in PLACES}
+    return Study(name, tuple(unique.values()), **found)
+
+
+def _merged(shared: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any]:
+    """What a grid says, its sections on top of the shared ones."""
+    return {
+        key: {**shared.get(key, {}), **value} if isinstance(value, Mapping) else value for key, value in grid.items()
+    }
+
+
+def _sides(values: Mapping[str, Any], origin: str) -> dict[str, list[Any]]:
+    """By key ("method", "train.epochs") the values that it takes, one after the other."""
+    sections = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "own"}
+    sides: dict[str, list[Any]] = {}
+    for key, value in values.items():
+        if key in SIDES:
+            sides[key] = value if isinstance(value, list) else [value]
+        elif isinstance(value, Mapping):
+            hints = typing.get_type_hints(sections[key]) if key in sections else {}
+            known = {f.name for f in fields(sections[key])} if key in sections else set()
+            for name, chosen in value.items():
+                pair = name in known and typing.get_origin(hints[name]) is tuple
+                one = not isinstance(chosen, list) or (pair and not any(isinstance(item, list) for item in chosen))
+                sides[f"{key}.{name}"] = [chosen] if one else chosen
+        else:
+            raise UsageError(f"{origin}: unknown key {key}{nearest(key, [*SIDES, *PLACES, *sections])}")
+    for key in ("spec", "method"):
+        if key not in sides:
+            raise UsageError(f'{origin}: say {key} = "…" (or a list of them).')
+    if empty := [key for key, chosen in sides.items() if not chosen]:
+        raise UsageError(f"{origin}: {empty[0]} = [] leaves nothing to run.")
+    return sides
+
+
+def _size(sides: Mapping[str, Sequence[Any]]) -> int:
+    size = 1
+    for values in sides.values():
+        size *= len(values)
+    return size
+
+
+def _points(sides: Mapping[str, Sequence[Any]]) -> Iterator[list[tuple[str, Any]]]:
+    """Seeds outermost, so that a whole comparison is there early; then scenarios, settings, methods."""
+    first = sorted(sides, key=lambda key: ["seed", "spec", "preset", key, "method"].index(key))
+    for values in itertools.product(*(sides[key] for key in first)):
+        yield list(zip(first, values, strict=True))
+
+
+def _experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str, here: Path) -> Experiment:
+    for key in ("spec", "method", "preset"):
+        if not isinstance(point.get(key, ""), str):
+            raise UsageError(f"{origin}: {key} = {point[key]!r} is not a text.")
+    settings = {key: value for key, value in point.items() if "." in key}
+    if "seed" in point:
+        settings["train.seed"] = point["seed"]
+    weights = settings.get("net.weights")
+    if isinstance(weights, str) and (here / weights).is_file():
+        settings["net.weights"] = str(here / weights)
+    spec = read_spec(_found(point["spec"], here))
+    method = resolve_method(_found(point["method"], here))
+    preset = point.get("preset", "default")
+    layers = method_layers(method, preset, spec.task, spec.source)
+    nested: dict[str, dict[str, Any]] = {}
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        nested.setdefault(section, {})[name] = value
+    config = load_config(spec.source, between=[*layers, (origin, nested)])
+    return Experiment(spec, method, preset, config, settings, {key: settings.get(key) for key in varied})
+
+
+def _found(text: str, here: Path) -> str:
+    """A FILE.py of the user's own is looked for beside the file of experiments."""
+    name = text.partition(".py")[0] + ".py"
+    return str(here / text) if ".py" in text and (here / name).is_file() else text
+
+
+def _place(value: Any, key: str, origin: str, here: Path) -> Path | None:
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{origin}: {key} = {value!r} is not the path of a folder.")
+    return None if value is None else here / Path(value).expanduser()
+
+
+def _numbers(text: str, last: int) -> list[int]:
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, end = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not end.isdecimal()):
+            raise UsageError(f"--cells {text}: write numbers such as 1-5,8.")
+        some = range(int(first), min(int(end or first), 10 * last) + 1)
+        if not some or some[0] < 1 or some[-1] > last:
+            raise UsageError(f"--cells {text}: {part.strip()} is not within 1 to {last}. --dry-run lists them.")
+        numbers += some
+    return sorted(set(numbers))
+
+
+def _matches(experiment: Experiment, pattern: str) -> bool:
+    words = experiment.label.split()
+    return fnmatchcase(experiment.label, pattern) or any(fnmatchcase(word, pattern) for word in words)

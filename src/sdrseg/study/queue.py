@@ -1,0 +1,166 @@
+"""A study as a queue: one experiment after the other; what is finished stays, what fails is reported, all resume."""
+
+from __future__ import annotations
+
+import gc
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.text import Text
+
+from sdrseg.data.pool import ImagePool
+from sdrseg.distributed import Everyone
+from sdrseg.engine.folder import RunInUseError
+from sdrseg.engine.launch import InterruptedRunError
+from sdrseg.engine.run import train
+from sdrseg.errors import SdrsegError
+from sdrseg.files import atomic_writer
+from sdrseg.study.cell import Cell, read_cells, write_cell
+from sdrseg.study.estimate import plan
+from sdrseg.study.grid import Experiment
+from sdrseg.terminal import TrainingDisplay, clock
+
+Keep = Literal["all", "last", "none"]
+
+
+@dataclass
+class Outcome:
+    """What came of a queue: labels by what happened to them, and why some failed."""
+
+    finished: list[str] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def sentence(self) -> str:
+        parts = [
+            (len(self.finished), "finished now"),
+            (len(self.before), "finished before"),
+            (len(self.elsewhere), "running in another process"),
+            (len(self.failed), "failed"),
+            (len(self.left), "left; the same command goes on"),
+        ]
+        return ", ".join(f"{count} {what}" for count, what in parts if count) or "nothing to run"
+
+
+class QueueDisplay(TrainingDisplay):
+    """The display of a run, with the queue above it."""
+
+    def __init__(self, total: int, active: bool) -> None:
+        self._head, self._total, self._number, self._name = Text("the queue"), total, 0, ""
+        self._later = self._begun = self._expected = 0.0
+        super().__init__(0, active, self._head)
+
+    def begin(self, number: int, experiment: Experiment, expected: float, later: float) -> None:
+        """An experiment begins; `expected` and `later`: seconds that it and those after it may take."""
+        self._number, self._name, self._expected, self._later = number, experiment.label, expected, later
+        self._begun, self._step = time.monotonic(), -1
+        super().say(f"[{number}/{self._total}] {experiment.label}, about {clock(expected + later)} left in all")
+
+    def update(self, entry: dict[str, Any]) -> None:
+        left = self._later + max(self._expected - (time.monotonic() - self._begun), 0)
+        self._head.plain = f"{self._number}/{self._total} {self._name}: about {clock(left)} left in all"
+        super().update(entry)
+
+
+def finished_cells(out: Path, more: Sequence[Path] = ()) -> list[Cell]:
+    """The results that a study has in its folder and in others."""
+    return read_cells([place for place in (out / "results", *more) if place.exists()])
+
+
+def run_queue(
+    experiments: Sequence[Experiment],
+    out: Path,
+    *,
+    data: Path | None = None,
+    bases: Path | None = None,
+    results: Sequence[Path] = (),
+    minutes: float | None = None,
+    keep: Keep = "all",
+    display: Any = None,
+) -> Outcome:
+    """Run what is not finished, in order, for some minutes at most. Runs go to out/runs, results to out/results."""
+    cells = finished_cells(out, results)
+    done = {cell["config"] for cell in cells}
+    outcome = Outcome(before=[e.label for e in experiments if e.hash in done])
+    queue = [e for e in experiments if e.hash not in done]
+    expected = {row["name"]: row["seconds"] for row in plan(experiments, data, cells)}
+    display = display or QueueDisplay(len(queue), Everyone().rank == 0)
+    images = ImagePool(whole=True)
+    stop_at = None if minutes is None else time.monotonic() + 60 * minutes
+    for number, experiment in enumerate(queue):
+        label = experiment.label
+        if stop_at is not None and time.monotonic() > stop_at:
+            outcome.left += [e.label for e in queue[number:]]
+            break
+        later = sum(expected[e.folder] or 0 for e in queue[number + 1 :])
+        display.begin(number + 1, experiment, expected[experiment.folder] or 0, later)
+        try:
+            _run(experiment, out, data, bases, keep, display, images, stop_at)
+            outcome.finished.append(label)
+        except RunInUseError:
+            outcome.elsewhere.append(label)
+        except InterruptedRunError:
+            if stop_at is None or time.monotonic() < stop_at:
+                raise  # the user asked
+            outcome.left += [e.label for e in queue[number:]]
+            break
+        except Exception as error:
+            outcome.failed[label] = _failure(error, out / "errors" / f"{experiment.folder}.txt")
+            display.say(f"failed: {outcome.failed[label]}")
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
+    display.close()
+    return outcome
+
+
+def _run(
+    experiment: Experiment,
+    out: Path,
+    data: Path | None,
+    bases: Path | None,
+    keep: Keep,
+    display: Any,
+    images: ImagePool,
+    stop_at: float | None,
+) -> None:
+    folder = out / "runs" / experiment.folder
+    train(
+        str(experiment.spec),
+        experiment.method,
+        folder,
+        data=data,
+        preset=experiment.preset,
+        settings=experiment.settings,
+        bases=bases,
+        display=display,
+        images=images,
+        stop_at=stop_at,
+    )
+    if Everyone().rank == 0:
+        write_cell(folder, out / "results")
+        _drop_models(folder, keep)
+
+
+def _drop_models(folder: Path, keep: Keep) -> None:
+    """Remove the models of a finished run, all or all but the last; scores, log and settings stay."""
+    steps = sorted((folder / "steps").iterdir(), key=lambda step: int(step.name))
+    for step in {"all": [], "last": steps[:-1], "none": steps}[keep]:
+        for part in ("model", "memory"):
+            (step / f"{part}.safetensors").unlink(missing_ok=True)
+
+
+def _failure(error: Exception, file: Path) -> str:
+    """Why an experiment failed, in a sentence; of what nobody expected the traceback is kept."""
+    if isinstance(error, SdrsegError):
+        return str(error)
+    with atomic_writer(file) as written:
+        written.write("".join(traceback.format_exception(error)).encode())
+    return f"{type(error).__name__}: {error} ({file} says where)"

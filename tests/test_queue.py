@@ -1,0 +1,208 @@
+"""Files of experiments and the queue that runs them: on tiny generated data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runs import Quiet
+from sdrseg.errors import UsageError
+from sdrseg.scenario import build_scenario, parse_spec
+from sdrseg.study import queue as queue_module
+from sdrseg.study.cell import read_cells
+from sdrseg.study.estimate import known_sizes, plan, work_of
+from sdrseg.study.grid import make_study, read_study
+from sdrseg.study.queue import run_queue
+
+TINY_FILE = """
+spec = "shapes:8-1@disjoint"
+method = ["ft", "mib"]
+seed = [1, 2]
+bases = "bases"
+[shapes]
+size = 32
+train = 60
+val = 12
+[data]
+crop = 32
+[train]
+batch_size = 4
+epochs = 1
+[net]
+decoder = "deeplabv3"
+"""
+
+
+class QueueQuiet(Quiet):
+    def begin(self, number, experiment, expected, later):
+        self.said.append(f"begin {experiment.label}")
+
+
+def test_the_folder_of_the_data_stands_beside_its_settings():
+    values = {"spec": "shapes:8-1@disjoint", "method": "ft"}
+    for data in ("x", {"path": "x", "crop": 64}):
+        assert make_study({**values, "data": data}, "f", Path("/here"), "n").data == Path("/here/x")
+
+
+def study(values: dict) -> list[str]:
+    made = make_study({"spec": "shapes:8-1@disjoint", "method": "ft", **values}, "file", Path(), "name")
+    return [experiment.label for experiment in made.experiments]
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_lists_make_a_grid_and_pairs_stay_one_value():
+    labels = study({"method": ["ft", "mib"], "seed": [1, 2], "kd": {"weight": [1, 10.0]}, "data": "x"})
+    assert len(labels) == 8
+    assert labels[0] == "shapes:8-1@disjoint ft kd.weight=1 seed=1"
+    assert labels[-1] == "shapes:8-1@disjoint mib kd.weight=10.0 seed=2"
+    assert len(study({"data": {"scale": [0.5, 2.0]}})) == 1
+    assert len(study({"data": {"scale": [[0.5, 2.0], [1, 1]], "path": "x"}})) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"methods": "ft"}, "unknown key methods"),
+        ({"method": []}, "leaves nothing to run"),
+        ({"train": {"epoch": 3}}, "unknown key train.epoch"),
+        ({"train": {"epochs": [3, "x"]}}, "is not a whole number"),
+        ({"seed": -1}, "must be at least 0"),
+        ({"grid": {"method": "ft"}}, r"\[\[grid\]\]"),
+        ({"grid": [{"data": "x"}]}, "one for the whole file"),
+        ({"spec": "shapes:99-1@disjoint2"}, "unknown protocol"),
+        ({"method": 3}, "is not a text"),
+        ({"seed": list(range(20000))}, "are the most"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said_before_anything_begins(values, says):
+    with pytest.raises(UsageError, match=says):
+        study(values)
+
+
+def test_several_grids_share_what_stands_above_them():
+    labels = study({"train": {"epochs": 2}, "grid": [{"method": ["mib", "sdr"]}, {"spec": "shapes:offline"}]})
+    assert [label.split()[:2] for label in labels] == [
+        ["shapes:8-1@disjoint", "mib"], ["shapes:8-1@disjoint", "sdr"], ["shapes:offline@sequential", "ft"],
+    ]  # fmt: skip
+
+
+@given(st.text(max_size=12))
+def test_numbers_of_cells_are_numbers_or_an_error(text):
+    made = make_study({"spec": "shapes:8-1@disjoint", "method": "ft", "seed": [1, 2, 3]}, "f", Path(), "n")
+    try:
+        chosen = made.chosen(text)
+    except UsageError:
+        return
+    assert 1 <= len(chosen) <= 3
+
+
+def test_cells_and_patterns_choose():
+    made = make_study({"spec": "shapes:8-1@disjoint", "method": ["ft", "sdr"], "seed": [1, 2]}, "f", Path(), "n")
+    seeds = [(e.method, e.config.train.seed) for e in made.chosen("2-3", ["sdr", "seed=2"])]
+    assert seeds == [("sdr", 1), ("ft", 2)]
+
+
+def test_known_sizes_are_those_of_the_scenarios(voc_presence):
+    from sdrseg.data.voc import Voc
+
+    class Classes(Voc):
+        def __init__(self):
+            pass
+
+    for key, sizes in known_sizes()["voc"].items():
+        steps = build_scenario(parse_spec(f"voc:{key}"), Classes(), voc_presence["train"], voc_presence["val"]).steps
+        assert [len(step.train_ids) for step in steps] == sizes["train"]
+        assert [len(step.test_ids) for step in steps] == sizes["test"]
+
+
+def test_the_plan_counts_iterations_and_shares_step_0():
+    values = {"spec": ["voc:15-1@disjoint", "voc:15-5@sequential"], "method": ["ft", "sdr", "ewc"]}
+    made = make_study({**values, "train": {"epochs": 30, "batch_size": 8}}, "f", Path(), "n")
+    whole = work_of(made.experiments[0], None)
+    assert whole.iterations == (31620, 1410, 1110, 1560, 1860, 2040)  # METHODS.md 1.6
+    rows = plan(made.experiments, None)
+    later = sum(whole.iterations[1:])
+    assert [row["iterations"] for row in rows[:3]] == [31620 + later, later, 31620 + later]  # EWC has its own
+    assert [row["iterations"] for row in rows[3:]] == [8040] * 3
+    assert all(row["seconds"] > 0 for row in rows)
+
+
+# --- the queue -------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_goes_past_failures_stops_in_time_and_resumes(tmp_path, monkeypatch):
+    (tmp_path / "grid.toml").write_text(TINY_FILE)
+    made = read_study(tmp_path / "grid.toml")
+    assert made.bases == tmp_path / "bases"
+    out = tmp_path / "study"
+    real, calls = queue_module.train, []
+
+    def failing(spec, method, folder, **options):
+        calls.append(folder.name)
+        if len(calls) == 1:
+            raise RuntimeError("the disk is on fire")
+        return real(spec, method, folder, **options)
+
+    monkeypatch.setattr(queue_module, "train", failing)
+    options = {"bases": made.bases, "display": QueueQuiet()}
+    none = run_queue(made.experiments, out, minutes=0, **options)
+    assert len(none.left) == 4 and not none.finished and not calls
+    first = run_queue(made.experiments[:2], out, keep="none", **options)
+    assert list(first.failed) == [made.experiments[0].label] and first.finished == [made.experiments[1].label]
+    assert "the disk is on fire" in next(iter(first.failed.values()))
+    assert "RuntimeError" in next((out / "errors").iterdir()).read_text()
+    assert not list(out.glob("runs/*/steps/*/*.safetensors")) and len(list(out.glob("results/*.json"))) == 1
+    second = run_queue(made.experiments, out, **options)
+    assert len(second.finished) == 3 and second.before == first.finished and not second.failed
+    assert calls[-3:] == [made.experiments[i].folder for i in (0, 2, 3)]
+    cells = read_cells([out / "results"])
+    assert {cell["config"] for cell in cells} == {e.hash for e in made.experiments}
+    assert {(cell["method"], cell["seed"]) for cell in cells} == {("ft", 1), ("ft", 2), ("mib", 1), ("mib", 2)}
+    assert [len({c["setup"] for c in cells if c["method"] == m}) for m in ("ft", "mib")] == [1, 1]
+    assert len(list((tmp_path / "bases").iterdir())) == 2  # one a seed
+    again = run_queue(made.experiments, tmp_path / "other", results=[out / "results"], **options)
+    assert len(again.before) == 4 and len(calls) == 5
+
+
+def test_a_budget_stops_within_a_run_and_the_next_goes_on(tmp_path):
+    (tmp_path / "grid.toml").write_text(TINY_FILE.replace("epochs = 1", "epochs = 400"))
+    (one, *_) = read_study(tmp_path / "grid.toml").experiments
+    outcome = run_queue([one], tmp_path / "out", minutes=4 / 60, bases=tmp_path / "bases", display=QueueQuiet())
+    assert outcome.left == [one.label] and not outcome.failed
+    state = json.loads((tmp_path / "out/runs" / one.folder / "state/current.json").read_text())
+    assert state["iteration"] > 0
+
+
+def test_the_command_shows_runs_and_reports(tmp_path, sdrseg, monkeypatch):
+    file = tmp_path / "grid.toml"
+    file.write_text(TINY_FILE)
+    code, out, _ = sdrseg("run", file, "--dry-run", "--json")
+    rows = json.loads(out)["cells"]
+    assert code == 0 and [row["method"] for row in rows] == ["ft", "mib"] * 2
+    assert all(row["images"] and row["iterations"] and row["seconds"] for row in rows)
+    code, out, _ = sdrseg("run", file, "--only", "ft", "--cells", "1-2", "--out", tmp_path / "out")
+    assert code == 0 and "1 finished now" in out
+    code, out, _ = sdrseg("run", file, "--dry-run", "--out", tmp_path / "out")
+    assert code == 0 and "done" in out and "4 experiments" in out
+    assert sdrseg("run", file, "--keep-models", "some")[0] == 2
+
+
+def test_a_file_with_one_experiment_is_trained_as_a_run(tmp_path, sdrseg):
+    file = tmp_path / "one.toml"
+    file.write_text(TINY_FILE)
+    code, _, err = sdrseg("train", file, "--out", tmp_path / "run")
+    assert code == 2 and "4 experiments" in err
+    file.write_text(TINY_FILE.replace('["ft", "mib"]', '"ft"').replace("[1, 2]", "2"))
+    code, out, _ = sdrseg("train", file, "--out", tmp_path / "run", "--json", "--set", "shapes.val=6")
+    saved = json.loads((tmp_path / "run/config.json").read_text())
+    assert code == 0 and json.loads(out)["steps"] == 3
+    assert (saved["method"], saved["config"]["train"]["seed"], saved["config"]["shapes"]["val"]) == ("ft", 2, 6)
+    assert (tmp_path / "bases").is_dir()
+    assert "Leave --method" in sdrseg("train", file, "--method", "ft", "--out", tmp_path / "run")[2]
+    assert "--method NAME" in sdrseg("train", "shapes:8-1@disjoint", "--out", tmp_path / "run")[2]
