@@ -234,7 +234,7 @@ def test_tuning_scores_held_out_images_also_in_between_and_trains_the_same(tmp_p
     assert result["scored_on"] == "held-out training images (30 %)"
     assert score_again(tmp_path / "looked")[-1]["same"]
     page, notes = write_report([tmp_path / "plain", tmp_path / "looked"], tmp_path / "page.html", images=2)
-    assert notes == ["These are runs for tuning: what is called test images here are held-out training images (30 %)."]
+    assert notes == ["These are tuning runs: their test images are held-out training images (30 %)."]
     assert notes[0] in page.read_text() and "scored differently" not in page.read_text()
 
 

@@ -376,7 +376,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(report_runs, tmp_path, monke
     monkeypatch.setattr("sys.argv", arguments)
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1 and "is no report of sdrseg" in capsys.readouterr().err
+    assert ended.value.code == 1 and "is not an sdrseg report" in capsys.readouterr().err
     assert "mine" in file.read_text()
     for more in (["--overwrite"], []):  # the second time it is ours
         monkeypatch.setattr("sys.argv", [*arguments, *more])
@@ -384,10 +384,10 @@ def test_a_file_of_somebody_else_is_not_overwritten(report_runs, tmp_path, monke
             main()
         assert ended.value.code in (0, None)
     out, err = capsys.readouterr()
-    assert f"{file} (0." in out and "not asked for" in err
+    assert f"{file} (0." in out and "as requested (--images 0)" in err
     with pytest.raises(SdrsegError, match="is a folder"):
         write_report([report_runs["ft"]], tmp_path)
-    with pytest.raises(SdrsegError, match=r"Not a directory|cannot be written in"):
+    with pytest.raises(SdrsegError, match=r"Not a directory|cannot write to"):
         write_report([report_runs["ft"]], file / "below.html")
     with pytest.raises(SdrsegError, match="Choose another name with --out"):
         write_report([report_runs["ft"]], tmp_path / ("x" * 300))

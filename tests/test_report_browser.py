@@ -172,5 +172,5 @@ def test_a_report_without_pictures_has_no_errors(running, report_runs, tmp_path)
     write_report([report_runs["ft"]], tmp_path / "plain.html", images=0)
     running.problems.clear()
     running.open(tmp_path / "plain.html")
-    assert running.run("document.querySelector('#pictures p').textContent").startswith("There are no pictures")
+    assert running.run("document.querySelector('#pictures p').textContent").startswith("This report has no pictures")
     assert running.problems == []

@@ -1,4 +1,4 @@
-"""`sdrseg demo`: what continual segmentation is about, on generated data in a few minutes, with a report to look at."""
+"""`sdrseg demo`: continual segmentation on generated data in a few minutes, with a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS = {"ft": "fine-tuning", "mib": "MiB", "sdr": "SDR"}
 
 
 class Outcome(NamedTuple):
-    """mIoU in per cent: of the old classes before and after the new ones came, of the new ones, of all."""
+    """mIoU in per cent: old classes before and after the new ones were added, new classes, all classes."""
 
     before: float
     old: float
@@ -32,12 +32,12 @@ class Outcome(NamedTuple):
 
 
 def run_demo(out: Path, json: bool) -> None:
-    """Train a base, add classes with three methods from it, print what came of it, and write a report."""
+    """Train a base, add classes to it with three methods, print the results and write a report."""
     require_free(out)
-    make_fabric(load_config("shapes"))  # several processes meet here, and know which of them is the first
+    make_fabric(load_config("shapes"))  # sets up the processes, so that each knows its rank
     screen = console(stderr=True)
     screen.quiet = Everyone().rank > 0
-    screen.print(f"{SPEC}: a network learns 8 classes of generated shapes, then 2 more, without images of the first 8.")
+    screen.print(f"{SPEC}: a network learns 8 classes of generated shapes, then 2 more without labels for the first 8.")
     outcomes = {}
     for method, name in METHODS.items():
         screen.print(f"\n{name} ({method})")
@@ -54,18 +54,20 @@ def run_demo(out: Path, json: bool) -> None:
     heads = ["method", "old classes before", "old classes after", "new classes", "all classes"]
     rows = [[METHODS[m], *(f"{v:.1f}" for v in outcome)] for m, outcome in outcomes.items()]
     print_table("mIoU on test images, in per cent", heads, rows)
-    lines = [sentence, f"The report, with pictures: {page}", *(f"note: {note}" for note in notes)]
+    lines = [sentence, f"Report with pictures: {page}", *(f"note: {note}" for note in notes)]
     for line in lines:
         console().print(line, soft_wrap=True)
 
 
 def require_free(out: Path) -> None:
-    """Stop if `out` is anything but a new or empty folder, or that of a demo, which then goes on."""
+    """Refuse `out` unless it is a new or empty folder, or that of an earlier demo, which is resumed."""
     if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file. Name a folder, or a new one.")
+        raise UsageError(f"--out {out} is a file. Choose an empty or a new folder.")
     ours = {*METHODS, "bases", "report.html"}
     if out.is_dir() and (foreign := sorted(file.name for file in out.iterdir() if file.name not in ours)):
-        raise UsageError(f"--out {out} holds {foreign[0]} and is no demo of ours. Name an empty folder, or a new one.")
+        raise UsageError(
+            f"--out {out} contains {foreign[0]} and is not the folder of a demo. Choose an empty or a new folder."
+        )
 
 
 def _outcome(summary: Mapping[str, Any]) -> Outcome:
@@ -74,7 +76,7 @@ def _outcome(summary: Mapping[str, Any]) -> Outcome:
 
 
 def verdict(outcomes: Mapping[str, Outcome]) -> str:
-    """One sentence that says what these numbers show, whatever they are."""
+    """One sentence that summarises the numbers, whatever they are."""
     ft, sdr, mib = outcomes["ft"], outcomes["sdr"], outcomes["mib"]
     if ft.lost > ft.before / 2:
         start = "Fine-tuning forgets"
@@ -92,7 +94,7 @@ def verdict(outcomes: Mapping[str, Outcome]) -> str:
         kept, joint = "no more", ", and "
     middle = f"SDR keeps {kept} (→ {sdr.old:.1f}, MiB → {mib.old:.1f})"
     costs = ft.new - sdr.new
-    how = "less well" if costs > 1 else "better" if costs < -1 else "as well"
-    end = f"it learns the new classes {how} ({sdr.new:.1f} against {ft.new:.1f}, MiB {mib.new:.1f})"
+    how = "less well" if costs > 1 else "better" if costs < -1 else "equally well"
+    end = f"learns the new classes {how} ({sdr.new:.1f} against {ft.new:.1f}, MiB {mib.new:.1f})"
     linked = " and " if (less > 1) == (costs <= 1) else ", but "
     return f"{start}{joint}{middle}{linked}{end}."

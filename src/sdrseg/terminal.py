@@ -16,11 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-WIDTH_OF_A_FILE = 160  # when the output is no terminal
+WIDTH_OF_A_FILE = 160  # when the output is not a terminal
 
 
 def console(stderr: bool = False) -> Console:
-    """Prints text as it is: names of files and classes may hold [brackets] and :colons:."""
+    """A console that prints text literally: names of files and classes may contain [brackets] and :colons:."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else WIDTH_OF_A_FILE
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
@@ -34,7 +34,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
         numeric = bool(body) and all(re.fullmatch(r"-?[\d,.]+( %)?|–", row[number]) for row in body)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in body:
-        table.add_row(*(Text(cell) for cell in row))  # not markup: [brackets] are part of names
+        table.add_row(*(Text(cell) for cell in row))  # literal: names may contain [brackets]
     console().print(table)
 
 
@@ -44,7 +44,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error (nothing where that is no terminal); call it with (done, total)."""
+    """A progress bar on standard error, if that is a terminal; call it with (done, total)."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     screen = console(stderr=True)
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
@@ -59,7 +59,7 @@ def _text(cell: Any) -> str:
 
 
 class TrainingDisplay:
-    """What is seen of a run: a live line on a terminal, plain lines elsewhere. `active` only in process 0."""
+    """The progress of a run: a live line on a terminal, plain lines elsewhere. `active` only in process 0."""
 
     PLAIN_SECONDS = 10.0  # between two plain lines
 
@@ -94,7 +94,7 @@ class TrainingDisplay:
         pace += f", {speed:.{0 if speed >= 10 else 1}f} images/s{memory}"
         last = entry["iteration"] == entry["iterations"]
         if self._live is not None:
-            self._live.start()  # not before: what fails until then leaves the terminal as it was
+            self._live.start()  # only now: an earlier failure leaves the terminal as it was
             if self._task is None or entry["step"] != self._step:
                 if self._task is not None:
                     self._bar.remove_task(self._task)
@@ -107,11 +107,11 @@ class TrainingDisplay:
             self.say("  ".join(filter(None, [where, f"{entry['iteration']}/{entry['iterations']}", losses, pace])))
 
     def scored(self, score: Any) -> None:
-        """Say how good the model is after a step."""
+        """Print the score after a step."""
         self.say(f"step {score.step}: mIoU {_means(score.miou())}")
 
     def validated(self, step: int, epoch: int, miou: dict[str, float | None]) -> None:
-        """Say how good it is in between."""
+        """Print a validation score during a step."""
         self.say(f"step {step}, epoch {epoch}: mIoU {_means(miou)} on held-out images")
 
     def close(self) -> None:

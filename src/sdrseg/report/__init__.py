@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from sdrseg.report.pictures import Row, Seen
 
 IMAGES = 10
-HEAD = 2000  # bytes of a file in which our mark stands
+HEAD = 2000  # bytes of a file that are searched for MARK
 MARK = "sdrseg report"
-"""Stands in the head of every report, so that one of ours may be replaced and nobody else's file."""
+"""Marks our reports, which may be replaced; other files may not."""
 
 
 def write_report(
@@ -30,17 +30,17 @@ def write_report(
     images: int = IMAGES,
     overwrite: bool = False,
 ) -> tuple[Path, list[str]]:
-    """Write the report of some runs; returns its file and notes on what is missing in it.
+    """Write a report on some runs; returns its file and notes on what is missing.
 
-    A file that is no report of ours is replaced only with `overwrite`. Everything is in the one file.
+    A file that is not a report is replaced only with `overwrite`.
     """
     if not paths:
-        raise UsageError("name at least one run.")
+        raise UsageError("give at least one run.")
     if out is not None:
         check_may_write(out, overwrite)  # before any work is done
 
     if data is not None and not data.exists():
-        raise SdrsegError(f"{data}: no such folder. Name that of the data set with --data, or leave it out.")
+        raise SdrsegError(f"{data}: no such folder. Give the folder of the data set with --data, or leave it out.")
 
     from sdrseg.report.collect import collect
     from sdrseg.report.page import render
@@ -62,14 +62,14 @@ def write_report(
 
 
 def check_may_write(file: Path, overwrite: bool = False) -> None:
-    """Refuse a place that cannot be written, and a file that is no report of ours unless it may be overwritten."""
+    """Refuse a file that cannot be written, and one that is not a report unless `overwrite`."""
     try:
         if file.is_dir():
-            raise SdrsegError(f"{file} is a folder. Name a file with --out.")
+            raise SdrsegError(f"{file} is a folder. Choose a file with --out.")
         if not file.exists():
             folder = next(place for place in file.absolute().parents if place.exists())
             if not (folder.is_dir() and os.access(folder, os.W_OK)):
-                raise SdrsegError(f"{file}: cannot be written in {folder}. Choose another place with --out.")
+                raise SdrsegError(f"{file}: cannot write to {folder}. Choose another file with --out.")
             return
         with file.open("rb") as opened:
             ours = f'<meta name="generator" content="{MARK}'.encode() in opened.read(HEAD)
@@ -77,17 +77,17 @@ def check_may_write(file: Path, overwrite: bool = False) -> None:
         raise SdrsegError(f"{file}: {error.strerror}. Choose another name with --out.") from error
     if not (ours or overwrite):
         raise SdrsegError(
-            f"{file} exists and is no report of sdrseg. Choose another name with --out, or add --overwrite."
+            f"{file} exists and is not an sdrseg report. Choose another name with --out, or add --overwrite."
         )
 
 
 def _has_pictures(report: Path) -> bool:
-    """Whether there is a report with test images."""
+    """Whether the file is a report with test images."""
     return report.exists() and b".photo-0{" in report.read_bytes()
 
 
 def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathered:
-    """What has to be computed: prototypes' distances, and with the data set predictions and features."""
+    """Compute distances between prototypes and, with the data set, predictions and features."""
     from sdrseg.engine.job import TEST_IMAGES, scored_on
     from sdrseg.report.latent import measure, prototype_distances
     from sdrseg.report.page import Gathered
@@ -96,14 +96,14 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
 
     found = Gathered(latents=[None] * len(runs), prototypes=[None] * len(runs))
     if (scored := scored_on(runs[0].config)) != TEST_IMAGES:
-        found.notes.append(f"These are runs for tuning: what is called test images here are {scored}.")
+        found.notes.append(f"These are tuning runs: their test images are {scored}.")
     for number, run in enumerate(runs):
         try:
             found.prototypes[number] = prototype_distances(run)
         except SdrsegError as error:
             found.notes.append(f"Prototypes of {run.label} are missing: {error}")
     if wanted < 1:
-        found.notes.append("Pictures and features were not asked for (--images 0).")
+        found.notes.append("No pictures and features, as requested (--images 0).")
         return found
     names = runs[0].all_names
     try:
@@ -111,17 +111,17 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
         choice = choose(runs[0], source, index, wanted)
         images = load_images(runs[0], source, choice.ids)
     except SdrsegError as error:
-        if data is not None:  # asked for by name
+        if data is not None:  # explicitly requested
             raise
         found.notes.append(
-            f"Pictures and features are missing, because the data set was not reached: {error} "
-            "Run `sdrseg report` again with --data PATH, as for `sdrseg train`, to have them."
+            f"Pictures and features are missing because the data set was not found: {error} "
+            "To add them, run `sdrseg report` again with --data PATH, as for `sdrseg train`."
         )
         return found
     found.rows = [start_row(image, names, runs[0].colours) for image in images]
     found.how_chosen = _how_chosen(len(images), [names[c] for c in choice.missing])
     total, counter = len(images) * sum(len(run.scores) for run in runs), count(1)
-    with progress("looking at test images") as report:
+    with progress("predicting test images") as report:
         for number, run in enumerate(runs):
             for row in found.rows:
                 row.predictions.append([])
@@ -134,7 +134,7 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
 
 
 def _kept(seen: Iterator[Seen], run: RunRecord, rows: Sequence[Row], tell: Callable[[], None]) -> Iterator[Seen]:
-    """Put each prediction into its row on the way, and tell that there was one."""
+    """Add each prediction to its row, report progress, and pass it on."""
     from sdrseg.report.pictures import prediction_tile
 
     by_id = {row.id: row for row in rows}
@@ -146,11 +146,12 @@ def _kept(seen: Iterator[Seen], run: RunRecord, rows: Sequence[Row], tell: Calla
 
 
 def _how_chosen(images: int, missing: Sequence[str]) -> str:
+    counted = "1 test image was" if images == 1 else f"{images} test images were"
     text = (
-        f"These {images} test images were chosen by their labels alone, without looking at any prediction: "
-        "image by image the one that shows most classes not shown yet, then those shown least often; the first id "
-        "where several are equal. A class is shown where it covers at least 1\u00a0% of an image."
+        f"{counted} chosen by labels alone, before any prediction: each time the image with the most classes not "
+        "shown yet, then with those shown least often; ties go to the first id. A class counts as shown if it "
+        "covers at least 1\u00a0% of an image."
     )
     if missing:
-        text += f" Not shown: {', '.join(missing)}; --images with a larger number shows more."
+        text += f" Not shown: {', '.join(missing)}; increase --images to show more."
     return text

@@ -1,4 +1,4 @@
-"""The numbers at the top of a report, which are best, and a sentence about them: all from the runs' summaries."""
+"""The numbers at the top of a report, the best of them, and a sentence about them, all from the runs' summaries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of a run, as it is in the files."""
+    """A number of a run, as stored in its files."""
 
     key: str
     value: float | None
@@ -61,12 +61,12 @@ MEASURES = (
 
 
 def measures(runs: Sequence[RunRecord]) -> list[Measure]:
-    """The columns in which any run has a number; the first three always."""
+    """The columns with a number for any run; always the first three."""
     return [m for n, m in enumerate(MEASURES) if n < 3 or any(m.read(run.summary) is not None for run in runs)]
 
 
 def figures(runs: Sequence[RunRecord]) -> list[list[Figure]]:
-    """For each run its numbers. Best is the best of the runs that are as far as the farthest, where they differ."""
+    """The numbers of each run. Only runs with the most steps done compete for the best, and only if they differ."""
     far = max(run.last for run in runs)
     rows: list[list[Figure]] = [[] for _ in runs]
     for measure in measures(runs):
@@ -80,11 +80,11 @@ def figures(runs: Sequence[RunRecord]) -> list[list[Figure]]:
 
 
 def sentence(runs: Sequence[RunRecord]) -> str:
-    """What the numbers say, in words that follow from them alone."""
+    """The numbers in words."""
     far = max(run.last for run in runs)
     there = [run for run in runs if run.last == far and run.summary["miou"]["all"] is not None]
     if not there:
-        return "No class of the test images has been scored."
+        return "No class of the test images was scored."
     ranked = sorted(there, key=lambda run: -run.summary["miou"]["all"])
     best = ranked[0]
     means = best.summary["miou"]
@@ -106,16 +106,16 @@ def sentence(runs: Sequence[RunRecord]) -> str:
     worst, most = max(known, key=lambda pair: pair[1])
     if most > value:
         text += (
-            f" {run.label} forgets least: a class it knew loses {_points(value)} of its best IoU on average, "
-            f"with {worst.label} {_points(most)}."
+            f" {run.label} forgets least: an old class loses {_points(value)} of its best IoU on average, "
+            f"against {_points(most)} with {worst.label}."
         )
     else:
-        text += f" A class that was known loses {_points(value)} of its best IoU on average."
+        text += f" An old class loses {_points(value)} of its best IoU on average."
     by_class = [row[-1] for row in best.summary["forgetting"]["by_class"]]
     losses = [(v, name) for v, name in zip(by_class, best.summary["classes"], strict=True) if v is not None and v > 0]
     if losses:
         most_lost = max(losses)
-        text += f" With {best.label}, {most_lost[1]} loses most ({_points(most_lost[0])})."
+        text += f" With {best.label}, {most_lost[1]} loses the most ({_points(most_lost[0])})."
     return text
 
 
