@@ -180,7 +180,9 @@ def test_one_of_each_disease(tree: Tree, tmp_path: Path):
     assert tree.file("masks", "size.png") in details["size mismatch", "size"]
     assert "truncated" in details["unreadable", "cutimage"]
     assert details["empty mask", "empty"] == "no class in it; no step will use it"
-    assert "are 255, void: if that is your object, store it as 1 instead" in details["empty mask", "void"]
+    assert (
+        "are 255, void: if that is your object, say so in dataset.toml: values = {255" in details["empty mask", "void"]
+    )
     assert not any(p.detail.startswith(p.file) for p in holdings.problems)  # the path is not said again
 
     # A scenario and its picture on what is left, and the same again from the cache.

@@ -285,7 +285,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
             Coco(tmp_path)
     one = [picture(1, "a.png")]
     for categories, words in (
-        ([], ["1 class"]),
+        ([], ["no class is named"]),
         ([{"id": 1}], ["categories[0]", "{'id': 1}"]),
         ([{"id": 1, "name": "cat"}, {"id": 1, "name": "dog"}], ["category id 1", "'cat'", "'dog'"]),
         ([{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}], ["'cat'", "twice"]),

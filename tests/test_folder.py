@@ -153,7 +153,7 @@ def test_masks_come_back_as_they_were_written(data: st.DataObject) -> None:
     rgb = [(colours[v] // 65536, colours[v] // 256 % 256, colours[v] % 256) for v in drawn]
     expected = np.reshape([255 if v == count else v for v in drawn], (height, width)).tolist()
     wide = np.reshape([ignore if v == count else v for v in drawn], (height, width))
-    names = f"classes = {[f'c{i}' for i in range(count)]}\n"
+    names = f"classes = {['background', *(f'c{i}' for i in range(1, count))]}\n"
     table = [f"#{colour:06x}" for colour in colours]
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
@@ -182,9 +182,23 @@ def test_masks_come_back_as_they_were_written(data: st.DataObject) -> None:
         (CLASSES + "score_background = 0", ["score_background", "true or false"]),
         (CLASSES + "ignore = 65536", ["ignore", "65536", "65535"]),
         (CLASSES + "ignore = 2", ["ignore = 2", "'dog'"]),
-        ('classes = ["a", "b", "a "]', ["'a'", "twice", "0 and 2"]),
-        ('classes = ["a", " "]', ["position 1", "empty"]),
-        ('classes = ["a"]', ["1 class", "at least 2"]),
+        ('classes = ["a", "b", "a "]', ["'a'", "twice", "entry 1 and entry 3"]),
+        ('classes = ["a", " "]', ["entry 2", "empty"]),
+        ("classes = []", ["no class is named"]),
+        ('classes = ["background"]', ["the background is the only class"]),
+        (CLASSES + 'background = "catt"', ["background = 'catt' is no class", "'cat'"]),
+        (CLASSES + "background = 1.5", ["background", "1.5", "none"]),
+        (CLASSES + 'values = ["cat"]', ["values", "a table like"]),
+        (CLASSES + "values = {1 = 2}", ["values", "a table like"]),
+        (CLASSES + 'values = {a = "cat"}', ["'a' is no value", "10-19"]),
+        (CLASSES + 'values = {9-3 = "cat"}', ["'9-3' is no value"]),
+        (CLASSES + 'values = {70000 = "cat"}', ["'70000' is no value"]),
+        (CLASSES + 'values = {1 = "cta"}', ["'cta' is no class", "'cat'"]),
+        (CLASSES + 'values = {1-5 = "cat", 5 = "dog"}', ["value 5 is there twice"]),
+        (CLASSES + COLOURS + 'values = {1 = "cat"}', ["values and colours are both there"]),
+        ('values = {0 = "ignore", 1 = "a"}\nbackground = "b"', ["background = 'b' is no class"]),
+        (CLASSES + 'format = "cocoa"', ["format", "coco"]),
+        (CLASSES + 'score = "train"', ["score", '"val" or "test"']),
         (f"classes = {[str(i) for i in range(255)]}", ["255 classes", "254"]),
         (CLASSES + 'colours = ["#000000", "#800000"]', ["2 colours for 3 classes"]),
         (CLASSES + 'colours = ["#000000", "#80000", "#008000"]', ["'#80000'", "#rrggbb"]),
@@ -209,7 +223,7 @@ def test_the_settings_in_the_documentation_are_true(tmp_path: Path) -> None:
 
 
 def test_254_classes_fit(tmp_path: Path) -> None:
-    folder = one_mask(tmp_path, f"classes = {[str(i) for i in range(254)]}", [[253, 254, 255]], np.uint8)
+    folder = one_mask(tmp_path, f"classes = {['background', *map(str, range(1, 254))]}", [[253, 254, 255]], np.uint8)
     assert folder.mask("a").tolist() == [[253, 254, 255]]
 
 
@@ -244,13 +258,21 @@ def test_without_class_list_a_template_is_offered(tmp_path: Path) -> None:
     template = template_of(tmp_path / "8", "the masks hold the values 0, 1, 2, 255")
     assert template == {"classes": ["background", "class 1", "class 2"], "ignore": 255}
     add(tmp_path / "binary", "a", mask=[[0, 255]])
-    assert template_of(tmp_path / "binary", "0, 255", "store it as 1")["classes"] == ["background", "class 1"]
+    assert template_of(tmp_path / "binary", "0, 255") == {"values": {"0": "background", "255": "class 1"}}
+    add(tmp_path / "sparse", "a", mask=[[0, 127, 254]])
+    expected = {"0": "background", "127": "class 1", "254": "class 2"}
+    assert template_of(tmp_path / "sparse", "0, 127, 254") == {"values": expected}
+    save(tmp_path / "wide/masks/a.png", [[0, 300, 600]], np.uint16)
+    save(tmp_path / "wide/images/a.png", [[0, 1, 2]])
+    expected = {"0": "background", "300": "class 1", "600": "class 2"}
+    assert template_of(tmp_path / "wide", "0, 300, 600") == {"values": expected}
+    assert Folder(tmp_path / "wide").mask("a").tolist() == [[0, 1, 2]]
     add(tmp_path / "rgb", "a", mask=[[[0, 0, 0], [255, 128, 0]]])
     template = template_of(tmp_path / "rgb", "the masks hold the colours #000000, #ff8000")
-    assert template == {"classes": ["background", "class 1"], "colours": ["#000000", "#ff8000"]}
+    assert template == {"values": {"#000000": "background", "#ff8000": "class 1"}}
     save(tmp_path / "16/masks/a.png", [[0, 1, 65535]], np.uint16)
     save(tmp_path / "16/images/a.png", [[0, 1, 2]])
-    assert template_of(tmp_path / "16", "0, 1, 65535")["ignore"] == 65535
+    assert template_of(tmp_path / "16", "0, 1, 65535")["values"]["65535"] == "ignore"
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
@@ -378,10 +400,10 @@ def test_layouts_that_cannot_be_used(tmp_path: Path) -> None:
     (root / "masks").mkdir()
     with fails(root / "masks", "no picture", ".png"):
         open_folder(root)
-    save(root / "masks/a_mask.png", [[0]])
-    with fails(root, "no usable image", "a.png: no mask", "a_mask.png: no image"):
+    save(root / "masks/b.png", [[0]])
+    with fails(root, "no usable image", "a.png: no mask", "b.png: no image"):
         open_folder(root)
     save(root / "images/train/a.png", [[0]])
     save(root / "val/images/a.png", [[0]])
-    with fails(root, "images/train", "train/images", "Keep one"):
+    with fails(root, "images/train", "val/images", "Keep one"):
         open_folder(root)

@@ -77,7 +77,11 @@ def _label_problems(source: Source, index: ClassIndex) -> Iterator[Problem]:
     labelled = index.pixels[:, 1:VOID].any(axis=1)
     for row in np.flatnonzero(readable & ~labelled):
         void = int(index.pixels[row, VOID])
-        hint = f"; {void} pixels are {VOID}, void: if that is your object, store it as 1 instead" if void else ""
+        hint = (
+            f'; {void} pixels are {VOID}, void: if that is your object, say so in dataset.toml: values = {{255 = "…"}}'
+            if void
+            else ""
+        )
         yield Problem(source.file(index.ids[row], "mask"), "empty mask", f"no class in it; no step will use it{hint}")
     for row in np.flatnonzero(index.digests.any(axis=1)):
         try:

@@ -50,6 +50,7 @@ def _as_json(
     spec: str, holdings: Holdings, source: Source, scenario: Scenario | None, facts: list[StepFacts], file: Path | None
 ) -> dict[str, Any]:
     result: dict[str, Any] = {"spec": spec, "picture": None if file is None else str(file)} | holdings.to_dict()
+    result |= {"format": source.format, "split_by": source.split_by, "notes": source.notes}
     if scenario is not None:
         result["steps"] = [
             {"step": s.number, "new": _names(source, s.new), "new_ids": s.new, "train": len(s.train_ids)}
@@ -75,6 +76,10 @@ def _print(
         shares = {s: f"{100 * c.pixels[s] / total[s]:.2f} %" for s in splits}
         rows.append([c.id, c.name, *(v for s in splits for v in (c.images[s], c.pixels[s], shares[s]))])
     print_table(title, columns, rows)
+    if source.format:
+        out.print(f"Recognised: {source.format}. Split by: {source.split_by}.", soft_wrap=True)
+    for note in source.notes:
+        out.print(note, soft_wrap=True)
     for split, sizes in holdings.sizes.items():
         if sizes:
             print_sizes = ", ".join(f"{name} {size}" for name, size in sizes.items() if name != "different")

@@ -50,6 +50,12 @@ class Source(ABC):
 
     name: str
     classes: tuple[str, ...]
+    format: str = ""
+    """What kind of files was recognised, in words."""
+    split_by: str = ""
+    """What decides which images are held out, in words."""
+    notes: tuple[str, ...] = ()
+    """What was assumed where nobody said it, as sentences."""
     score_background: bool = True
     """False where 0 means "unlabelled" (ADE20K): it is trained as a channel and never scored."""
     partition: Literal["latest", "balanced"] = "latest"

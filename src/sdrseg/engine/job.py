@@ -135,6 +135,8 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
     job.log = Log(job.folder.path)
     here = {"sdrseg": __version__, "processes": job.everyone.world, "device": device, "commit": source_commit()}
     job.log.write("start", **identity, **here)
+    for note in job.source.notes:
+        job.display.say(note)
     for warning in job.scenario.warnings:
         job.display.say(f"warning: {warning}")
 

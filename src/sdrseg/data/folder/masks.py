@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from PIL import Image
 
-from sdrseg.data.folder.settings import ask_for_classes, distance, pack, read_settings
-from sdrseg.data.folder.splits import LAYOUTS, SPLITS, Splits, check_splits, lists_or_share, present_splits, unpaired
-from sdrseg.data.source import PICTURE_SUFFIXES, VOID, Array, PictureFiles, Problem, find_by_id, read_label
+from sdrseg.data.folder.coding import IGNORE, Coding
+from sdrseg.data.folder.pairing import find_layout, find_pairs, pair_lists
+from sdrseg.data.folder.proposal import ask_for_classes
+from sdrseg.data.folder.settings import Settings, read_settings, read_text
+from sdrseg.data.folder.splits import SPLITS, Splits, check_splits, choose_parts, list_files, lists_or_share, unpaired
+from sdrseg.data.source import PICTURE_SUFFIXES, Array, PictureFiles, Problem, open_picture, read_label
 from sdrseg.errors import DataError
 
-SPLIT_FOLDERS = (("images/{}", "masks/{}"), ("{}/images", "{}/masks"))
+LABELMAP = "labelmap.txt"
+IGNORED = ("void", "ignore", "ignored")
+"""Classes of a labelmap.txt that are neither learned nor scored."""
 
 
 class Folder(PictureFiles):
@@ -25,115 +31,113 @@ class Folder(PictureFiles):
         super().__init__()
         self.root = root = Path(root)
         self.settings = read_settings(root)
-        splits = self._by_folders()
-        if splits is None:
-            self._find(root / "images", root / "masks")
-            splits = lists_or_share(self.settings, root, self._images, self._masks)
-        if not self.settings.classes:
-            raise DataError(ask_for_classes(self.settings.file, self._masks.values()))
+        self.format = "images and masks"
+        splits, split_note = self._split()
+        self._by_colour = (root / LABELMAP).is_file() and not (self.settings.classes or self.settings.values)
+        if self._by_colour:
+            self.settings = _read_labelmap(self.settings, root / LABELMAP)
+            self.format = f"Pascal VOC folders with {LABELMAP}"
+        elif not (self.settings.classes or self.settings.values):
+            self.settings = _read_classes_csv(self.settings, root)
+        if not (self.settings.classes or self.settings.values):
+            raise DataError(ask_for_classes(self.settings.file, [self._masks[id] for id in sorted(self._masks)]))
         self._ids = {"train": splits.train, "val": splits.val}
         self.split_by = splits.by
-        self._problems = sorted(self._problems + splits.problems)
-        self.classes = self.settings.classes
-        self.score_background = self.settings.score_background
-        meaning = {colour: label for label, colour in enumerate(self.settings.colours)}
-        if self.settings.ignore_colour:
-            meaning[self.settings.ignore_colour] = VOID
-        self._colours = {int(colour[1:], 16): label for colour, label in sorted(meaning.items())}
+        self._problems = sorted({*self._problems, *splits.problems})
+        self._coding = Coding(self.settings)
+        self.classes = self._coding.classes.names
+        self.score_background = self._coding.classes.has_background and self.settings.score_background
+        self.notes = tuple(note for note in (split_note, self._coding.classes.note) if note)
 
     def mask(self, id: str) -> Array:
         path = self._masks[id]
-        stored = read_label(path)
-        if stored.ndim == 3:
-            return self._from_colours(stored, path)
-        if self._colours:
-            # The index of a palette that some program chose, or a grey level, says nothing about the colour table.
-            raise DataError(
-                f"{path}: holds values, but {self.settings.file} has a colour table (colours). "
-                "Save this mask as RGB, or remove colours if all masks hold class ids."
-            )
-        if stored.dtype != np.uint8:
-            self._check_wide(stored, path)
-        return np.where(stored == self.settings.ignore, VOID, stored).astype(np.uint8)
+        return self._coding.decode(_read_as_rgb(path) if self._by_colour else read_label(path), path)
 
     @property
     def coding(self) -> str:
-        return f"folder: {len(self.classes)} classes, ignore {self.settings.ignore}, colours {self._colours}"
+        return str(self._coding)
 
-    def _find(self, images: Path, masks: Path, prefix: str = "") -> None:
-        """List the files of one pair of folders."""
-        for folder, found in ((images, self._images), (masks, self._masks)):
-            if not folder.is_dir():
-                there = ", ".join(sorted(p.name for p in self.root.iterdir())[:10]) if self.root.is_dir() else ""
-                raise DataError(f"{folder}: no such folder; {self.root} holds: {there or 'nothing'}.\n{LAYOUTS}")
-            by_id, problems = find_by_id(folder, PICTURE_SUFFIXES)
-            if not by_id:
-                raise DataError(f"{folder}: no picture found ({' '.join(sorted(PICTURE_SUFFIXES))}).\n{LAYOUTS}")
-            found.update((prefix + id, path) for id, path in by_id.items())
-            self._problems += problems
-
-    def _by_folders(self) -> Splits | None:
-        """The split made by folders named train and val, if there are any."""
-        found = {
-            pair: {split: any((self.root / part.format(split)).is_dir() for part in pair) for split in SPLITS}
-            for pair in SPLIT_FOLDERS
-        }
-        pairs = [pair for pair in SPLIT_FOLDERS if any(found[pair].values())]
-        if not pairs:
-            return None
-        if len(pairs) == 2:
-            raise DataError(f"{self.root}: both images/train (or val) and train/images (or val) are there. Keep one.")
-        names = {split: pairs[0][0].format(split) for split in SPLITS}
-        present = present_splits(self.settings, self.root, found[pairs[0]], names)
-        for split in present:
-            images, masks = (self.root / part.format(split) for part in pairs[0])
-            self._find(images, masks, f"{split}/")
+    def _split(self) -> tuple[Splits, str]:
+        """Find images and masks, and what makes the split of them; with a note where that was not plain."""
+        root, settings = self.root, self.settings
+        if listed := pair_lists(root):
+            parts, note = choose_parts(settings, root, listed, "{}.txt")
+            for pairs in parts.values():
+                self._take(pairs.images, pairs.masks, pairs.problems)
+            ids = [tuple(sorted(parts[split].images)) if split in parts else () for split in SPLITS]
+            by = "lists of pairs: " + " and ".join(list_files(root)[part].name for part in listed)
+            return check_splits(root, Splits(ids[0], ids[1], by, self._problems), need_val=settings.val > 0), note
+        layout = find_layout(root)
+        if "" in layout.parts:
+            pairs = find_pairs(layout.parts[""], root, "")
+            self._take(pairs.images, pairs.masks, pairs.problems)
+            lists = root / "ImageSets/Segmentation"
+            return lists_or_share(settings, root, pairs.images, pairs.masks, lists if list_files(lists) else None)
+        named = {part: (part, place) for part, place in layout.parts.items()}
+        chosen, note = choose_parts(settings, root, named, layout.name)
+        for part, place in chosen.values():
+            pairs = find_pairs(place, root, f"{part}/")
+            self._take(pairs.images, pairs.masks, pairs.problems)
         problems = unpaired(self._images, self._masks)
-        if pairs[0] == SPLIT_FOLDERS[0]:
-            outside = (p for p in (self.root / "images").iterdir() if p.suffix.lower() in PICTURE_SUFFIXES)
-            problems += [Problem(str(p), "in no split", "it lies beside the folders train and val") for p in outside]
+        problems += [] if layout.around is None else _outside(layout.around)
         usable = sorted(self._images.keys() & self._masks.keys())
-        train, val = (tuple(id for id in usable if id.startswith(f"{split}/")) for split in SPLITS)
-        by = "folders " + " and ".join(names[split] for split in present)
-        return check_splits(self.root, Splits(train, val, by, problems), need_val=self.settings.val > 0)
+        begin = {split: f"{chosen[split][0]}/" for split in SPLITS if split in chosen}
+        train, val = (tuple(i for i in usable if split in begin and i.startswith(begin[split])) for split in SPLITS)
+        by = "folders " + " and ".join(place[0].relative_to(root).as_posix() for _, place in chosen.values())
+        splits = Splits(train, val, by, problems)
+        return check_splits(root, splits, need_val=settings.val > 0), note
 
-    def _from_colours(self, rgb: NDArray[Any], path: Path) -> Array:
-        packed = pack(rgb)
-        if not self._colours:
-            found = ", ".join(f"#{c:06x}" for c in np.unique(packed)[:5])
-            toml = self.root / "dataset.toml"
+    def _take(self, images: dict[str, Path], masks: dict[str, Path], problems: list[Problem]) -> None:
+        self._images |= images
+        self._masks |= masks
+        self._problems += problems
+
+
+def _outside(folder: Path) -> list[Problem]:
+    """Pictures that lie beside the folders of the splits."""
+    pictures = (path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in PICTURE_SUFFIXES)
+    return [Problem(str(path), "in no split", "it lies beside the folders train and val") for path in pictures]
+
+
+def _read_as_rgb(path: Path) -> Array:
+    """The colours of a mask, those of its palette where it has one."""
+    with open_picture(path) as picture:
+        return np.asarray(picture if picture.mode == "RGB" else Image.Image.convert(picture, "RGB"))
+
+
+def _read_labelmap(settings: Settings, file: Path) -> Settings:
+    """Classes and colours of a labelmap.txt: lines such as "cat:128,0,0::"."""
+    values: dict[str, str] = {}
+    for number, line in enumerate(read_text(file).splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, _, rest = line.partition(":")
+        numbers = rest.split(":")[0].split(",")
+        try:
+            red, green, blue = (int(word) for word in numbers)
+            colour = f"#{bytes((red, green, blue)).hex()}"
+        except ValueError:
+            raise DataError(f"{file}, line {number}: {line!r} is not NAME:RED,GREEN,BLUE::. Correct it.") from None
+        if colour in values:
             raise DataError(
-                f"{path}: a colour mask (it holds {found}, …), but {self.settings.file} has no colour table. "
-                f"Give {toml} `colours`, one per class, or save the masks as 8-bit PNG of class ids."
+                f"{file}, line {number}: the colour of {name.strip()!r} is that of {values[colour]!r}, too."
             )
-        colours = np.array(list(self._colours), np.uint32)
-        labels = np.array(list(self._colours.values()), np.uint8)
-        place = np.minimum(np.searchsorted(colours, packed), len(colours) - 1)
-        unknown = packed[colours[place] != packed]
-        if unknown.size:
-            raise DataError(self._unknown_colour(unknown, path))
-        return labels[place]
+        values[colour] = IGNORE if name.strip().lower() in IGNORED else name.strip()
+    if len(values) < 2:
+        raise DataError(f"{file}: names {len(values)} classes; at least 2 are needed.")
+    return replace(settings, file=file, values=values)
 
-    def _unknown_colour(self, unknown: NDArray[np.uint32], path: Path) -> str:
-        values, counts = np.unique(unknown, return_counts=True)
-        most = int(values[np.argmax(counts)])
-        nearest = min(self._colours, key=lambda colour: distance(colour, most))
-        label = self._colours[nearest]
-        name = "the ignore colour" if label == VOID else f"class {self.classes[label]!r}"
-        more = f" ({len(values) - 1} more colours, {unknown.size} pixels in all)" if len(values) > 1 else ""
-        return (
-            f"{path}: {np.max(counts)} pixels have the colour #{most:06x}{more}, which is not in the colour table of "
-            f"{self.settings.file}; the nearest there is #{nearest:06x}, {name}. Add the colour to the table or "
-            "correct the mask; blended colours come from smoothing, resizing or JPEG: export as PNG without them."
-        )
 
-    def _check_wide(self, stored: NDArray[Any], path: Path) -> None:
-        """Values of more than 8 bits must be known: a foreign one could not be handed on in 8."""
-        values, counts = np.unique(stored, return_counts=True)
-        foreign = ((values < 0) | (values >= len(self.classes))) & (values != self.settings.ignore)
-        if foreign.any():
-            raise DataError(
-                f"{path}: the value {values[foreign][0]} ({counts[foreign][0]} pixels) is neither one of the "
-                f"{len(self.classes)} classes (0..{len(self.classes) - 1}) nor the ignore value "
-                f"{self.settings.ignore}. Correct the mask, or the classes or ignore in {self.settings.file}."
-            )
+def _read_classes_csv(settings: Settings, root: Path) -> Settings:
+    """Classes of Roboflow's _classes.csv, in the folder of the training images: "Pixel Value, Class"."""
+    file = next((path for path in (root / "train/_classes.csv", root / "_classes.csv") if path.is_file()), None)
+    if file is None:
+        return settings
+    values: dict[str, str] = {}
+    for number, row in enumerate(csv.reader(read_text(file).splitlines()), 1):
+        words = [word.strip() for word in row]
+        if len(words) >= 2 and words[0].isdigit() and int(words[0]) < 65536:
+            values[str(int(words[0]))] = words[1]
+        elif number > 1 and words:
+            raise DataError(f"{file}, line {number}: {','.join(row)!r} is not VALUE, CLASS. Correct it.")
+    return replace(settings, file=file, values=values)

@@ -93,7 +93,7 @@ def run_lengths(counts: Any) -> list[int]:
 def paint(content: bytes) -> Array:
     """The label map that a `mask_content` stands for."""
     parts = json.loads(content)
-    labels = np.zeros(parts["size"], np.uint8)
+    labels = np.full(parts["size"], parts.get("ground", 0), np.uint8)
     for class_id, drawing in parts["annotations"]:
         if isinstance(drawing, dict):
             labels[_inside_runs(run_lengths(drawing["counts"]), labels.shape)] = class_id

@@ -1,24 +1,21 @@
-"""What the owner says of the data: dataset.toml or classes.txt, and the suggestion made where there is neither."""
+"""What the owner says of the data: dataset.toml or classes.txt, checked key by key."""
 
 from __future__ import annotations
 
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sdrseg.data.source import MAX_CLASSES, VOID, read_label
+from sdrseg.data.source import MAX_CLASSES, VOID
 from sdrseg.errors import DataError
 
-TEMPLATE_MASKS = 20
-"""So many masks are read to suggest a class list."""
+REST = "rest"
+"""All values that the table of values does not name."""
+FORMATS = ("masks", "pascal", "coco", "panoptic", "yolo", "labelme")
 
 
 @dataclass(frozen=True)
@@ -27,10 +24,14 @@ class Settings:
 
     file: Path
     classes: tuple[str, ...] = ()
+    background: str | int | None = None  # a name, "none", or a value in the masks; None: not said
+    values: dict[str, str] = field(default_factory=dict)  # "127", "10-19", "#ff8000" or "rest": the name of a class
     ignore: int = VOID
     colours: tuple[str, ...] = ()  # "#rrggbb" in lower case
     ignore_colour: str = ""
     score_background: bool = True
+    format: str = ""
+    score: str = ""  # "val" or "test": the split that is scored
     val: float = 0.2
     seed: int = 0
 
@@ -45,24 +46,35 @@ def _is_texts(value: object) -> bool:
 
 _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "classes": ('a list of names like ["background", "cat"]', _is_texts),
+    "background": (
+        'the name of a class, "none", or a value in the masks',
+        lambda v: isinstance(v, str) or _is_whole(v),
+    ),
+    "values": (
+        'a table like {127 = "fire", 254 = "smoke"}',
+        lambda v: isinstance(v, dict) and _is_texts([*v.values()]),
+    ),
     "ignore": ("a whole number from 0 to 65535", lambda v: _is_whole(v) and 0 <= v <= 65535),
     "colours": ('a list of colours like ["#000000", "#ff8000"]', _is_texts),
     "ignore_colour": ('a colour like "#ffffff"', lambda v: isinstance(v, str)),
     "score_background": ("true or false", lambda v: isinstance(v, bool)),
+    "format": (f"one of {', '.join(FORMATS)}", lambda v: v in FORMATS),
+    "score": ('"val" or "test"', lambda v: v in ("val", "test")),
     "val": ("a number from 0 to below 1", lambda v: (_is_whole(v) or isinstance(v, float)) and 0 <= v < 1),
     "seed": ("a whole number", _is_whole),
 }
-_KEYS_FOR_COCO = ("score_background", "val", "seed")
+_KEYS_FOR_NAMED = ("background", "score_background", "format", "score", "val", "seed")
+"""What may be set where the classes come from the annotations."""
 
 
-def read_settings(root: Path, coco: bool = False) -> Settings:
-    """Read dataset.toml or classes.txt; with `coco` the classes come from elsewhere and must not be there."""
+def read_settings(root: Path, named: str = "") -> Settings:
+    """Read dataset.toml or classes.txt. `named`: what the classes come from, if it is something else."""
     toml, names = root / "dataset.toml", root / "classes.txt"
     if toml.is_file() and names.is_file():
         raise DataError(f"{root}: both dataset.toml and classes.txt are there. Keep one of them.")
     if names.is_file():
-        if coco:
-            raise DataError(f"{names}: the classes come from the COCO JSON. Remove this file.")
+        if named:
+            raise DataError(f"{names}: the classes come from the {named}. Remove this file.")
         return Settings(names, _names_in_lines(names))
     if not toml.is_file():
         return Settings(toml)
@@ -74,9 +86,9 @@ def read_settings(root: Path, coco: bool = False) -> Settings:
         if key not in _KEYS:
             nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0)[0]
             raise DataError(f"{toml}: unknown key {key!r}. Did you mean {nearest!r}? Valid keys: {', '.join(_KEYS)}.")
-        if coco and key not in _KEYS_FOR_COCO:
-            valid = ", ".join(_KEYS_FOR_COCO)
-            raise DataError(f"{toml}: {key} cannot be set here: classes come from the COCO JSON. Valid keys: {valid}.")
+        if named and key not in _KEYS_FOR_NAMED:
+            valid = ", ".join(_KEYS_FOR_NAMED)
+            raise DataError(f"{toml}: {key} cannot be set here: classes come from the {named}. Valid keys: {valid}.")
         wanted, is_right = _KEYS[key]
         if not is_right(value):
             raise DataError(f"{toml}: {key} = {value!r} must be {wanted}.")
@@ -85,6 +97,7 @@ def read_settings(root: Path, coco: bool = False) -> Settings:
     given["colours"] = tuple(_check_colour(toml, colour) for colour in given.get("colours", ()))
     if "ignore_colour" in given:
         given["ignore_colour"] = _check_colour(toml, given["ignore_colour"])
+    given["values"] = {_check_value(toml, key): name.strip() for key, name in given.get("values", {}).items()}
     settings = Settings(toml, **given)
     _check_coding(settings)
     return settings
@@ -105,19 +118,20 @@ def _names_in_lines(path: Path) -> tuple[str, ...]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             raise DataError(f"{path}: line {number} is blank. Each line names a class: remove it or name the class.")
-    return check_classes(path, lines)
+    return check_classes(path, lines, "line")
 
 
-def check_classes(file: Path, classes: Iterable[str]) -> tuple[str, ...]:
-    """The class names without outer blanks; errors name the file."""
+def check_classes(file: Path, classes: Iterable[str], counted: str = "entry") -> tuple[str, ...]:
+    """The class names without outer blanks; errors name the file and count its entries (or lines) from 1."""
     names = tuple(name.strip() for name in classes)
-    for position, name in enumerate(names):
+    for number, name in enumerate(names, 1):
         if not name:
-            raise DataError(f"{file}: the class at position {position} has an empty name. Give it one.")
-        if name in names[:position]:
-            raise DataError(f"{file}: class {name!r} is there twice (positions {names.index(name)} and {position}).")
-    if len(names) < 2:
-        raise DataError(f"{file}: {len(names)} class(es) {list(names)}; at least 2 are needed, the background first.")
+            raise DataError(f"{file}: {counted} {number}: the name of a class is empty. Give it one.")
+        if name in names[: number - 1]:
+            first = f"{counted} {names.index(name) + 1} and {counted} {number}"
+            raise DataError(f"{file}: {first} name the class {name!r}, so it is there twice. Rename one.")
+    if not names:
+        raise DataError(f"{file}: no class is named. Name at least one, and the background if there is one.")
     if len(names) > MAX_CLASSES:
         raise DataError(f"{file}: {len(names)} classes; at most {MAX_CLASSES} fit. Merge or remove some.")
     return names
@@ -129,9 +143,25 @@ def _check_colour(file: Path, colour: str) -> str:
     return colour.lower()
 
 
+def _check_value(file: Path, key: str) -> str:
+    """A key of the table of values, in the one form that we use."""
+    if key.startswith("#"):
+        return _check_colour(file, key)
+    span = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", key)
+    if key != REST and not (span and int(span[1]) <= int(span[2] or span[1]) <= 65535):
+        raise DataError(
+            f'{file}: values: {key!r} is no value. Write 127, 10-19, "#ff8000", or {REST} for all values not named.'
+        )
+    return key
+
+
 def _check_coding(settings: Settings) -> None:
     """What holds between the settings."""
     file, classes, colours = settings.file, settings.classes, settings.colours
+    if settings.values and colours:
+        raise DataError(f"{file}: values and colours are both there. Put the colours into values, or leave one out.")
+    if settings.values:
+        return
     if settings.ignore < len(classes):
         name = classes[settings.ignore]
         raise DataError(f"{file}: ignore = {settings.ignore} is also the id of class {name!r}. Choose another value.")
@@ -147,60 +177,3 @@ def _check_coding(settings: Settings) -> None:
     for colour in table:
         if table.count(colour) > 1:
             raise DataError(f"{file}: the colour {colour!r} is there twice. Each class (and ignore) needs its own.")
-
-
-def ask_for_classes(file: Path, masks: Iterable[Path]) -> str:
-    """The message for a folder without class list: what to save, made from what the first masks hold."""
-    values: set[int] = set()
-    colours: set[int] = set()
-    for path in list(masks)[:TEMPLATE_MASKS]:
-        with suppress(DataError):  # the audit names unreadable masks; here the others are enough
-            stored = read_label(path)
-            found = colours if stored.ndim == 3 else values
-            found.update(np.unique(pack(stored) if stored.ndim == 3 else stored).tolist())
-    if colours:
-        return _template_for_colours(file, sorted(colours))
-    return _template_for_values(file, sorted(values))
-
-
-def _template_for_values(file: Path, values: list[int]) -> str:
-    above = [value for value in values if value >= MAX_CLASSES]
-    ignore = VOID if VOID in above or not above else above[-1]
-    count = max([value for value in values if 0 <= value < MAX_CLASSES], default=0) + 1
-    held = f"the masks hold the values {_some(values)}"
-    # Black and white masks are common, and their object would never be learned.
-    binary = "; if it is your object, store it as 1 instead" if values == [0, VOID] else ""
-    return _template(file, held, max(count, 2), f"ignore = {ignore}  # neither learned nor scored{binary}")
-
-
-def _template_for_colours(file: Path, colours: list[int]) -> str:
-    names = [f"#{colour:06x}" for colour in colours]
-    if len(names) == 1:  # a table needs two
-        names.append("#ffffff" if names[0] == "#000000" else "#000000")
-    table = ", ".join(f'"{name}"' for name in names[:MAX_CLASSES])
-    held = f"the masks hold the colours {_some(names)}"
-    return _template(file, held, min(len(names), MAX_CLASSES), f"colours = [{table}]")
-
-
-def _template(file: Path, held: str, classes: int, last: str) -> str:
-    names = ", ".join(f'"{name}"' for name in ("background", *(f"class {i}" for i in range(1, classes))))
-    return (
-        f"{file.parent}: no class list; {held}. Put this into {file}, with your names:\n\n"
-        f"classes = [{names}]  # in the order of the values; the first is the background\n{last}\n"
-    )
-
-
-def _some(things: Sequence[object]) -> str:
-    return ", ".join(map(str, things[:12])) + (f", … ({len(things)} in all)" if len(things) > 12 else "")
-
-
-def pack(rgb: NDArray[Any]) -> NDArray[np.uint32]:
-    """(…, 3) colours as one number each, 0xrrggbb."""
-    red, green, blue = (rgb[..., channel].astype(np.uint32) for channel in range(3))
-    packed: NDArray[np.uint32] = red * 65536 + green * 256 + blue
-    return packed
-
-
-def distance(colour: int, other: int) -> int:
-    """The squared distance of two packed colours."""
-    return sum(((colour >> shift & 255) - (other >> shift & 255)) ** 2 for shift in (16, 8, 0))

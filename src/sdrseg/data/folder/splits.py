@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, get_args
+from typing import NamedTuple, TypeVar, get_args
 
 from sdrseg.data.folder.settings import Settings, read_text
 from sdrseg.data.source import PICTURE_SUFFIXES, Problem, Split
 from sdrseg.errors import DataError
 
 SPLITS: tuple[Split, ...] = get_args(Split)
+WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+"""What people call the three parts of a data set."""
 
-LAYOUTS = """Accepted layouts:
-  images/ and masks/, a mask named like its image (train.txt and val.txt, or a share, make the split)
-  images/train, images/val, masks/train, masks/val
-  train/images, train/masks, val/images, val/masks
-  images/ and annotations.json (COCO)
-  annotations/*train*.json and annotations/*val*.json (COCO), images in train2017/, images/train/, images/ or so"""
+LAYOUTS = """Accepted layouts (docs/own-data.md shows them):
+  images/ and masks/ (or labels/, annotations/, …), a mask named like its image, with or without _mask
+  images/train, images/val, masks/train, masks/val; or train/images, train/masks, val/images, val/masks
+  train/ and val/ with images and NAME_mask.png side by side
+  train.txt and val.txt with an image and its mask on each line
+  JPEGImages/, SegmentationClass/ and labelmap.txt (Pascal VOC, CVAT)
+  COCO JSON: annotations.json, annotations/*train*.json, train/_annotations.coco.json (Roboflow), panoptic_*.json
+  data.yaml with labels/*.txt of polygons (YOLO); images with a .json beside each (LabelMe)"""
+
+T = TypeVar("T")
 
 
 class Splits(NamedTuple):
@@ -29,17 +35,48 @@ class Splits(NamedTuple):
     problems: list[Problem]
 
 
-def present_splits(
-    settings: Settings, root: Path, found: Mapping[Split, bool], names: Mapping[Split, str]
-) -> tuple[Split, ...]:
-    """The splits there are: both, or train alone where the settings ask for no held-out images."""
-    if all(found.values()):
-        return SPLITS
-    there, missing = SPLITS if found["train"] else SPLITS[::-1]
-    if missing == "val" and settings.val == 0:
-        return ("train",)
-    hint = f", or put `val = 0` into {root / 'dataset.toml'} to hold out no images" if missing == "val" else ""
-    raise DataError(f"{root}: {names[there]} is there, but {names[missing]} is missing. Add it{hint}.")
+def part_of(name: str) -> str | None:
+    """train, val or test, if a file or folder is named after one of them: "train2017", "valid", "panoptic_val2017"."""
+    lower = name.lower()
+    found = [part for part, words in WORDS.items() if any(word in lower for word in words)]
+    return found[0] if len(found) == 1 else None
+
+
+def split_folders(folder: Path) -> dict[str, Path]:
+    """The folders in `folder` that are named after the parts of a data set."""
+    if not folder.is_dir():
+        return {}
+    named = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
+    found = {part: [named[word] for word in words if word in named] for part, words in WORDS.items()}
+    for paths in found.values():
+        if len(paths) > 1:
+            raise DataError(f"{folder}: both {paths[0].name} and {paths[1].name} are there. Keep one of them.")
+    return {part: paths[0] for part, paths in found.items() if paths}
+
+
+def choose_parts(settings: Settings, root: Path, found: Mapping[str, T], missing: str) -> tuple[dict[Split, T], str]:
+    """What is trained on and what is scored, of train, val and test; and a note where that was not plain.
+
+    `missing`: how messages name a part that is not there, such as "images/{}".
+    """
+    wanted = settings.score or ("test" if "test" in found and "val" not in found else "val")
+    if "train" not in found:
+        there = " and ".join(missing.format(part) for part in found)
+        raise DataError(f"{root}: {there} is there, but {missing.format('train')} is missing. Add it.")
+    if wanted not in found:
+        if settings.val == 0 and not settings.score:
+            return {"train": found["train"]}, ""
+        hint = f", or put `val = 0` into {root / 'dataset.toml'} to hold out no images" if wanted == "val" else ""
+        raise DataError(
+            f"{root}: {missing.format('train')} is there, but {missing.format(wanted)} is missing. Add it{hint}."
+        )
+    note = ""
+    if "test" in found and "val" in found:
+        other = "val" if wanted == "test" else "test"
+        note = f'Scored on {wanted}; {other} is not used (`score = "{other}"` in dataset.toml scores that instead).'
+    elif wanted == "test":
+        note = "There is no val, so test is scored."
+    return {"train": found["train"], "val": found[wanted]}, note
 
 
 def check_splits(root: Path, splits: Splits, need_val: bool) -> Splits:
@@ -68,30 +105,44 @@ def held_out(ids: Sequence[str], share: float, seed: int) -> set[str]:
     return set(sorted(ids, key=lambda id: hashlib.sha256(f"{seed}:{id}".encode()).digest())[: max(count, 0)])
 
 
-def lists_or_share(settings: Settings, root: Path, images: Mapping[str, Path], masks: Mapping[str, Path]) -> Splits:
-    """Split by train.txt and val.txt where they exist, otherwise hold out a share."""
-    lists: dict[Split, Path] = {split: root / f"{split}.txt" for split in SPLITS}
-    found = {split: path.is_file() for split, path in lists.items()}
-    if not any(found.values()):
-        usable = sorted(images.keys() & masks.keys())
-        val = held_out(usable, settings.val, settings.seed)
-        by = f"a share of {settings.val * 100:g} % with seed {settings.seed}"
-        train = tuple(id for id in usable if id not in val)
-        return check_splits(root, Splits(train, tuple(sorted(val)), by, unpaired(images, masks)), need_val=False)
-    present = present_splits(settings, root, found, {split: path.name for split, path in lists.items()})
-    by = "lists " + " and ".join(lists[split].name for split in present)
+def list_files(folder: Path) -> dict[str, Path]:
+    """The lists train.txt, val.txt and test.txt of a folder, by part."""
+    return {
+        part: path for part, words in WORDS.items() for word in words[:1] if (path := folder / f"{word}.txt").is_file()
+    }
+
+
+def by_share(settings: Settings, root: Path, usable: Iterable[str], problems: list[Problem]) -> Splits:
+    """Hold out a share."""
+    ids = sorted(usable)
+    val = held_out(ids, settings.val, settings.seed)
+    by = f"a share of {settings.val * 100:g} % with seed {settings.seed}"
+    train = tuple(id for id in ids if id not in val)
+    return check_splits(root, Splits(train, tuple(sorted(val)), by, problems), need_val=False)
+
+
+def lists_or_share(
+    settings: Settings, root: Path, images: Mapping[str, Path], masks: Mapping[str, Path], lists: Path | None = None
+) -> tuple[Splits, str]:
+    """Split by train.txt and val.txt where they exist (in `lists`, or the root), otherwise hold out a share."""
+    found = list_files(lists or root)
+    if not found:
+        return by_share(settings, root, images.keys() & masks.keys(), unpaired(images, masks)), ""
+    paths, note = choose_parts(settings, root, found, "{}.txt")
+    by = "lists " + " and ".join(path.name for path in paths.values())
     lines: dict[Split, dict[str, int]] = {"train": {}, "val": {}}
     problems: list[Problem] = []
-    for split in present:
-        lines[split], more = _read_list(lists[split], images, masks)
+    for split, path in paths.items():
+        lines[split], more = _read_list(path, images, masks)
         problems += more
     for id in lines["train"].keys() & lines["val"].keys():
         detail = (
-            f"line {lines['train'].pop(id)}: {id!r} is in val.txt, line {lines['val'][id]}, too; it is kept in val only"
+            f"line {lines['train'].pop(id)}: {id!r} is in {paths['val'].name}, line {lines['val'][id]}, too; "
+            f"it is kept in {paths['val'].stem} only"
         )
-        problems.append(Problem(str(lists["train"]), "in train and val", detail))
+        problems.append(Problem(str(paths["train"]), "in train and val", detail))
     splits = Splits(tuple(sorted(lines["train"])), tuple(sorted(lines["val"])), by, problems)
-    return check_splits(root, splits, need_val=settings.val > 0)
+    return check_splits(root, splits, need_val=settings.val > 0), note
 
 
 def _read_list(

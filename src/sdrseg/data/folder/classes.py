@@ -1,0 +1,82 @@
+"""Which class is the background.
+
+Class 0 of every data set is the background or, where there is none, a class of our own: "other", which stands for
+what is not labelled yet and is never scored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdrseg.data.folder.settings import Settings, check_classes
+from sdrseg.errors import DataError
+from sdrseg.scenario.spec import nearest
+
+NONE = "none"
+OTHER = ("other", "not labelled yet", "no class")
+"""The name of class 0 where there is no background: the first that is free."""
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a data set, class 0 first, and what was assumed to know them."""
+
+    names: tuple[str, ...]
+    has_background: bool
+    note: str = ""
+
+    def label(self, name: str) -> int:
+        return self.names.index(name)
+
+
+def looks_like_background(name: str) -> bool:
+    """Whether a class is called background, in one of the usual ways."""
+    return re.sub(r"[\W_]", "", name.lower()) in ("background", "bg", "unlabelled", "unlabeled")
+
+
+def arrange(settings: Settings, names: Sequence[str], implied: bool = False, file: Path | None = None) -> Classes:
+    """Put the background first. `implied`: what nobody has drawn is background (in polygons), named or not.
+
+    `file`: where the names come from, if not from the settings.
+    """
+    said, file = settings.background, file or settings.file
+    check_classes(file, names)
+    if isinstance(said, int):
+        chosen = names[said] if said < len(names) and not settings.values else "background"
+        return _with_background(file, names, chosen)
+    if said is not None:
+        if said in names:
+            return _with_background(file, names, said)
+        if said == NONE:
+            return _without(file, names)
+        raise DataError(f"{file}: background = {said!r} is no class{nearest(said, [*names, NONE])}")
+    called = next((name for name in names if looks_like_background(name)), None)
+    if called is not None or implied:
+        return _with_background(file, names, called or "background")
+    asked = (
+        f"Class 0, {names[0]!r}, is not called background, so we assume that there is none: {names[0]!r} is a "
+        f'class like the others. Say so with `background = "none"` in {file}, or, if it is the background, with '
+        f"`background = {_quoted(names[0])}`."
+    )
+    return _without(file, names, asked)
+
+
+def _with_background(file: Path, names: Sequence[str], background: str) -> Classes:
+    ordered = (background, *(name for name in names if name != background))
+    if len(ordered) < 2:
+        raise DataError(f"{file}: the background is the only class. Name at least one more.")
+    moved = f"The background is class {background!r}, which becomes class 0." if background in names[1:] else ""
+    return Classes(check_classes(file, ordered), True, moved)
+
+
+def _without(file: Path, names: Sequence[str], note: str = "") -> Classes:
+    other = next(name for name in OTHER if name not in names)
+    said = f"There is no background: class 0, {other!r}, stands for what is not labelled yet and is not scored."
+    return Classes(check_classes(file, (other, *names)), False, f"{note} {said}".strip())
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,63 @@
+"""A dataset.toml for masks that come without a class list, made from what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from sdrseg.data.folder.coding import pack
+from sdrseg.data.source import MAX_CLASSES, VOID, read_label
+from sdrseg.errors import DataError
+
+MASKS = 200
+"""So many masks are read, from all over the list."""
+
+
+def ask_for_classes(file: Path, masks: Sequence[Path]) -> str:
+    """The message for a folder without class list: what to save as dataset.toml."""
+    values: set[int] = set()
+    colours: set[int] = set()
+    chosen = sorted({round(place) for place in np.linspace(0, len(masks) - 1, MASKS)}) if masks else []
+    for path in (masks[place] for place in chosen):
+        with suppress(DataError):  # the audit names unreadable masks; here the others are enough
+            stored = read_label(path)
+            if stored.ndim == 3 and (stored == stored[:, :, :1]).all():
+                stored = stored[:, :, 0]
+            found = colours if stored.ndim == 3 else values
+            found.update(np.unique(pack(stored) if stored.ndim == 3 else stored).tolist())
+    if colours:
+        names = [f"#{colour:06x}" for colour in sorted(colours | {value * 0x010101 for value in values})]
+        held, lines = f"colours {_some(names)}", _table([f'"{name}"' for name in names[:MAX_CLASSES]])
+    else:
+        known = sorted(value for value in values if value >= 0)
+        held, lines = f"values {_some(known)}", _for_values(known)
+    read = "" if len(masks) <= MASKS else f" (in {len(chosen)} of {len(masks)} masks)"
+    return (
+        f"{file.parent}: no class list; the masks hold the {held}{read}. Save this as {file}, with your names "
+        f'(background = "none" if no class is the background):\n\n{lines}\n'
+    )
+
+
+def _for_values(values: list[int]) -> str:
+    """A list of classes where the values count them up, a table of values where they do not."""
+    classes = [value for value in values if value != VOID]
+    most = max(classes, default=0)
+    if most < MAX_CLASSES and 2 * len(classes) > most and values != [0, VOID]:
+        names = ", ".join(f'"{name}"' for name in ("background", *(f"class {i}" for i in range(1, max(most, 1) + 1))))
+        return f"classes = [{names}]  # the position is the value\nignore = 255  # neither learned nor scored"
+    return _table([str(value) for value in values[:MAX_CLASSES]])
+
+
+def _table(keys: list[str]) -> str:
+    """One line for each value or colour; all ones, beside other values, is usually what nobody has labelled."""
+    names = ["background", *(f"class {number}" for number in range(1, len(keys) + 1))]
+    if len(keys) > 2 and keys[-1] in (str(VOID), "65535"):
+        names[len(keys) - 1] = "ignore"
+    return "\n".join(["[values]", *(f'{key} = "{name}"' for key, name in zip(keys, names, strict=False))])
+
+
+def _some(things: Sequence[object]) -> str:
+    return ", ".join(map(str, things[:12])) + (f", … ({len(things)} in all)" if len(things) > 12 else "")
