@@ -87,7 +87,7 @@ def _classes(runs: Runs) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
+    return "–" if value is None else f"{100 * value:z.1f}"
 
 
 if __name__ == "__main__":

@@ -128,4 +128,4 @@ def clock(seconds: float) -> str:
 
 def _means(miou: dict[str, float | None]) -> str:
     shown = {name: miou.get(name) for name in ("old", "new", "all")}
-    return ", ".join(f"{name} {100 * value:.1f}" for name, value in shown.items() if value is not None)
+    return ", ".join(f"{name} {100 * value:z.1f}" for name, value in shown.items() if value is not None)

@@ -50,4 +50,4 @@ def _same(result: dict[str, Any]) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
+    return "–" if value is None else f"{100 * value:z.1f}"

@@ -131,7 +131,7 @@ def dots(rows: Sequence[tuple[str, Sequence[float | None]]], labels: Sequence[st
         parts.append(_text(NAME_WIDTH + 4, y + 4, _short(label, 17), "end", label))
         lane = min(4.5, 11 / len(labels))  # runs side by side, so that equal values do not hide each other
         parts += [
-            marker(across(v), y + lane * (n - (len(labels) - 1) / 2), n, f"{label}, {labels[n]}: {v:+.1f} points", 3.2)
+            marker(across(v), y + lane * (n - (len(labels) - 1) / 2), n, f"{label}, {labels[n]}: {v:+z.1f} points", 3.2)
             for n, v in enumerate(values)
             if v is not None
         ]

@@ -111,8 +111,9 @@ def sentence(runs: Sequence[RunRecord]) -> str:
         )
     else:
         text += f" An old class loses {_points(value)} of its best IoU on average."
-    by_class = [row[-1] for row in best.summary["forgetting"]["by_class"]]
-    losses = [(v, name) for v, name in zip(by_class, best.summary["classes"], strict=True) if v is not None and v > 0]
+    now = [row[-1] for row in best.summary["forgetting"]["by_class"]]
+    by_class = list(zip(now, best.summary["classes"], strict=True))[1:]  # the background is not in the mean either
+    losses = [(v, name) for v, name in by_class if v is not None and v > 0]
     if losses:
         most_lost = max(losses)
         text += f" With {best.label}, {most_lost[1]} loses the most ({_points(most_lost[0])})."
@@ -120,8 +121,8 @@ def sentence(runs: Sequence[RunRecord]) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.1f}\u00a0%"
+    return f"{100 * value:z.1f}\u00a0%"
 
 
 def _points(value: float) -> str:
-    return f"{100 * value:.1f}\u00a0points"
+    return f"{100 * value:z.1f}\u00a0points"

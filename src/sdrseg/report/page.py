@@ -45,7 +45,7 @@ def render(runs: Sequence[RunRecord], found: Gathered) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["percent"] = lambda v: "–" if v is None else f"{100 * v:.1f}"
+    environment.filters["percent"] = lambda v: "–" if v is None else f"{100 * v:z.1f}"
     first = max(runs, key=lambda run: run.last)
     colours = first.colours
     return environment.get_template("report.html.j2").render(

@@ -51,7 +51,7 @@ def forgetting_panel(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     if not rows:
         return None
     scaled = [(name, [None if v is None else 100 * v for v in values]) for name, values in rows]
-    mean = [f"{run.label} {100 * v:.1f}" for run in runs if (v := run.summary["forgetting"]["final"]) is not None]
+    mean = [f"{run.label} {100 * v:z.1f}" for run in runs if (v := run.summary["forgetting"]["final"]) is not None]
     name = f"Forgetting of each class in points at the end. Mean over foreground classes: {', '.join(mean)}."
     return {"chart": charts.dots(scaled, [run.label for run in runs], name), "rows": rows}
 

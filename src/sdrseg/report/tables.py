@@ -59,7 +59,7 @@ def class_by_step(label: str, names: Sequence[str], table: Sequence[Sequence[flo
     rows = []
     for name, values in zip(names, table, strict=True):
         cells = [
-            coloured(v, v or 0, "" if v is None else f"{100 * v:.1f}", f"{name} after step {k}")
+            coloured(v, v or 0, "" if v is None else f"{100 * v:z.1f}", f"{name} after step {k}")
             for k, v in enumerate(values)
         ]
         rows.append((name, cells))
