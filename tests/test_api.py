@@ -218,7 +218,7 @@ def test_what_cannot_be_registered(body, message):
     exec(f"import sdrseg\nclass Mine(sdrseg.Method):\n    {body}", scope)
     with pytest.raises(UsageError, match=message):
         register_method(scope["Mine"])
-    with pytest.raises(UsageError, match="no subclass"):
+    with pytest.raises(UsageError, match="not a subclass"):
         register_method(int)
     assert before == METHODS
 

@@ -299,7 +299,7 @@ def test_an_unreadable_image_is_named_in_the_main_process(held, number, kind):
     settings = ["train.epochs=1", "train.batch_size=1", "eval.transform=full_image", f"data.workers={number}"]
     made = (train if kind == "training" else evaluation)(broken, *settings)
     seen = []
-    advice = r" To go on with this run, mend the file or give --on-bad-image skip\." if kind == "training" else ""
+    advice = r" To resume this run, repair the file or add --on-bad-image skip\." if kind == "training" else ""
     with pytest.raises(DataError, match=rf"^/some/where/i3\.jpg: cannot be read as a picture\.{advice}$"):
         seen.extend(batch.ids for batch in made)
     assert ("i3",) not in seen

@@ -376,7 +376,7 @@ def broken(monkeypatch):
 def test_a_bad_image_stops_training_or_is_skipped_and_counted(tmp_path, broken, cache):
     broken(["train-00007"])
     settings = ["data.workers=0", f"data.cache={cache}", "train.epochs=2"]
-    advice = "To go on with this run, mend the file or give --on-bad-image skip"
+    advice = "To resume this run, repair the file or add --on-bad-image skip"
     with pytest.raises(DataError, match=rf"train-00007: cannot be read as a picture\. {advice}\.$"):
         run(tmp_path / "run", "ft", *settings)
     display = Quiet()
@@ -404,7 +404,7 @@ def test_what_is_scored_is_never_skipped(finished, tmp_path, broken):
     run(tmp_path / "tuned", "ft", *tune)  # test images have no part in it
     held = json.loads((tmp_path / "tuned/scenario.json").read_text())["steps"][-1]["test_ids"]
     broken(held[1:3])
-    message = rf"^shapes:{held[1]}: .* This image is held out \(and 1 more\): .* is never skipped.* mend or remove"
+    message = rf"^shapes:{held[1]}: .* This image is held out \(and 1 more\): .* is never skipped.* Repair or remove"
     with pytest.raises(DataError, match=message):
         run(tmp_path / "other", "mib", *tune)
     assert not (tmp_path / "other").exists()
@@ -607,7 +607,7 @@ def test_two_runs_cannot_write_one_folder(finished, tmp_path):
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("years of work")
-    with pytest.raises(SdrsegError, match=r"holds thesis\.tex and is no run of ours"):
+    with pytest.raises(SdrsegError, match=r"contains thesis\.tex and is not a run of sdrseg"):
         run(tmp_path / "mine")
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 

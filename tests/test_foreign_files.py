@@ -82,7 +82,7 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path, text):
     for name in (".draft.tmp", ".cache/.draft.0123abcd.tmp", ".x.0123abcd.tmp"):
         (project / name).write_text("precious")
     before = tree(project)
-    with pytest.raises(SdrsegError, match="no run of ours"):
+    with pytest.raises(SdrsegError, match="that sdrseg did not write"):
         RunFolder(project).open(IDENTITY, CONFIG)
     assert tree(project) == before
 

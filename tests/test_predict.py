@@ -416,7 +416,7 @@ def test_models_that_are_none(sdrseg, trained):
     Path("run/steps/2/model.safetensors").write_bytes(content)
     for words, message in (
         (["nowhere"], "nowhere: no such run"),
-        (["empty"], "not a run of ours"),
+        (["empty"], "not a run (there is no config"),
         (["half"], "no step of this run is finished"),
         (["run"], "run/steps/2/model.safetensors: not the file that was written"),
         (["run", "--step", 7], "step 7 is not finished; there are 0, 1, 2"),

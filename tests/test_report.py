@@ -361,7 +361,7 @@ def test_other_scenarios_are_refused(report_runs, tmp_path):
         write_report([tmp_path / "nothing"], tmp_path / "out.html")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/config.json").write_text("[1, 2]")
-    with pytest.raises(SdrsegError, match="not that of a run"):
+    with pytest.raises(SdrsegError, match="not the configuration of a run"):
         write_report([tmp_path / "foreign"], tmp_path / "out.html")
     shutil.rmtree(tmp_path / "other/steps")
     with pytest.raises(SdrsegError, match="step 0 is not trained"):

@@ -121,7 +121,7 @@ def test_what_cannot_be_registered(body, message):
 
 
 def test_other_things_that_cannot_be_registered():
-    with pytest.raises(UsageError, match="is no subclass of"):
+    with pytest.raises(UsageError, match="is not a subclass of"):
         register_source(int)
     with pytest.raises(UsageError, match=r"Wrong\.defaults: unknown key train\.epoch"):
 
@@ -152,9 +152,9 @@ def test_other_things_that_cannot_be_registered():
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"classes": ("background",)}, r"bars: classes = .* is no tuple of 2 to 254 different names"),
-        ({"classes": ("background", "a", "a")}, "different names"),
-        ({"classes": ["background", "a"]}, "is no tuple"),
+        ({"classes": ("background",)}, r"bars: classes = .* is not a tuple of 2 to 254 distinct names"),
+        ({"classes": ("background", "a", "a")}, "distinct names"),
+        ({"classes": ["background", "a"]}, "is not a tuple"),
         ({"ids": lambda self, split: ("a-1", "a-2", "a-1")}, "id 'a-1' is there twice"),
         ({"ids": lambda self, split: ("a-1",)}, "id 'a-1' is there twice, in train and val together"),
         ({"mask": lambda self, id: np.zeros((4, 4))}, r"mask\('train-0'\) is float64 \(4, 4\); .* uint8 \(H, W\)"),

@@ -12,7 +12,7 @@ Colour = tuple[int, int, int]
 Floats = NDArray[np.float64]
 
 LINES = ("#0072b2", "#d55e00", "#009e73", "#a0569b", "#56b4e9", "#e69f00")
-"""Of runs in charts, after Okabe and Ito; beyond six, dashes and markers go on telling them apart."""
+"""Of runs in charts, after Okabe and Ito; beyond six runs, dashes and markers distinguish them."""
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2 1 2")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "ring")
 

@@ -1,4 +1,4 @@
-"""What the processes that train together have to tell each other. Alone, everything stays as it is.
+"""Communication between the processes of one training. In a single process nothing is exchanged.
 
 Gradients are averaged over processes in the end (as DistributedDataParallel does). A loss that every process computes
 from the sums of all of them therefore has to send N times its gradient back through each process's own part; that is

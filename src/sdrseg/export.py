@@ -1,7 +1,7 @@
 """`sdrseg export`: a model as one ONNX file for images of any size, checked against PyTorch before it is written.
 
-The graph holds everything from pixels to classes: normalisation, padding to the network's stride, the network, and the
-way back to the size of the image.
+The graph holds everything from pixels to classes: normalisation, padding to the network's stride, the network, and
+cropping to the size of the image.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _seconds_of_others() -> float:
 
 
 def cores() -> float:
-    """The cores that this process may use: those it is bound to, and not more than its control group is granted."""
+    """The cores that this process may use: those it is bound to, limited by the quota of its control group."""
     return min([float(len(_allowed())), *_quotas()])
 
 

@@ -23,7 +23,7 @@ S = TypeVar("S", bound=type[Source])
 def register_source(source: S) -> S:
     """Make a data set known by its name; usable as a decorator of a subclass of `Source`."""
     if not (isinstance(source, type) and issubclass(source, Source)):
-        raise UsageError(f"register_source: {source!r} is no subclass of sdrseg.Source.")
+        raise UsageError(f"register_source: {source!r} is not a subclass of sdrseg.Source.")
     who, name = source.__qualname__, getattr(source, "name", None)
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][\w-]*", name):
         raise UsageError(f'{who}: give the class a line `name = "…"`: a letter, then letters, digits, _ and -.')
@@ -83,7 +83,8 @@ def _checked(source: Source) -> Source:
     named = isinstance(classes, tuple) and all(isinstance(name, str) for name in classes)
     if not named or not 2 <= len(set(classes)) == len(classes) <= MAX_CLASSES:
         raise DataError(
-            f"{source.name}: classes = {classes!r} is no tuple of 2 to {MAX_CLASSES} different names, background first."
+            f"{source.name}: classes = {classes!r} is not a tuple of 2 to {MAX_CLASSES} distinct names, "
+            "background first."
         )
     splits: tuple[Split, ...] = ("train", "val")
     times = Counter(id for split in splits for id in source.ids(split))

@@ -1,7 +1,7 @@
 """Batches of images and labels for training and evaluation, decoded by worker processes or shown from a cache.
 
 Everything random about a training image follows from (seed, epoch, id) alone: the same seed gives the same pixels
-whatever the number of workers or processes, and a restored position goes on exactly where it was.
+whatever the number of workers or processes, and a restored position continues exactly where it was.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Chooser = Callable[[Size, int, str], View]  # (size, epoch, id) -> view
 class Batch:
     """images (B, 3, H, W) uint8 channels-last, labels (B, H, W) uint8 (channel or 255), padding (B, H, W) bool.
 
-    Padding is what a view added around an image. Its label is 255 too, but it is no void of the data set.
+    Padding is what a view added around an image. Its label is 255 too, but it is not void in the data set.
     """
 
     images: Tensor
@@ -194,7 +194,7 @@ def trained_on() -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(f"{error} To go on with this run, mend the file or give --on-bad-image skip.") from error
+        raise DataError(f"{error} To resume this run, repair the file or add --on-bad-image skip.") from error
 
 
 def train_batches(

@@ -57,7 +57,7 @@ class PixelCache:
             )
         words = np.dstack([image, mask]).reshape(-1, WORD)
         place = self._of(id)
-        if place.is_cpu:  # not by torch: it would start threads of its own for each of ours
+        if place.is_cpu:  # not by torch, which would start threads of its own in each of our threads
             np.copyto(place.numpy(), words)
         else:
             place.copy_(torch.from_numpy(words))
@@ -190,7 +190,7 @@ def _stages(sizes: Mapping[str, Size]) -> Iterator[dict[str, Size]]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device; 0 where nobody can tell (then images are rather decoded again)."""
+    """Bytes that are free on a device; 0 where this is unknown (images are then decoded each time)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

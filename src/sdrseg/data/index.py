@@ -66,7 +66,7 @@ class ClassIndex:
         ]
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            raise DataError(f"{wrong[0]}{more}. `sdrseg data` lists every problem; mend or remove these files.")
+            raise DataError(f"{wrong[0]}{more}. `sdrseg data` lists every problem. Repair or remove these files.")
 
 
 def class_index(source: Source, split: Split, progress: Progress | None = None) -> ClassIndex:

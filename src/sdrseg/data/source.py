@@ -245,4 +245,4 @@ PICTURE_SUFFIXES = frozenset(
 
 
 Progress = Callable[[int, int], None]
-"""Called with (done, total) while a long pass over the data goes on."""
+"""Called with (done, total) during a long pass over the data."""

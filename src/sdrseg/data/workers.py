@@ -11,7 +11,7 @@ from functools import partial
 
 PR_SET_PDEATHSIG = 1
 GRACE = 60
-"""Seconds that a worker goes on after SIGTERM."""
+"""Seconds that a worker continues after SIGTERM."""
 
 
 def end_with_parent() -> Callable[[int], None]:

@@ -1,1 +1,1 @@
-"""The engine walks the steps of a scenario: fit, save, evaluate. A run can be killed at any moment and goes on."""
+"""The engine runs the steps of a scenario: fit, save, evaluate. A run can be killed at any moment and resumed."""

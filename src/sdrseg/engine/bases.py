@@ -2,7 +2,7 @@
 
 A base is keyed by all that it depends on (masks and their labels, network, optimiser, augmentation, seed) and nothing
 else, so a comparison of methods trains it once; sequential and disjoint share one. It can be written in float16 shards
-to travel, and taken in again.
+for transport, and imported elsewhere.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def require_held_out(job: Job) -> None:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise DataError(
             f"{wrong[0]} This image is held out{more}: it would be scored, and what is scored is never skipped. "
-            f"`sdrseg data` lists every problem; mend or remove these files."
+            f"`sdrseg data` lists every problem. Repair or remove these files."
         )
 
 

@@ -71,7 +71,7 @@ class RunFolder:
     def open(self, identity: dict[str, Any], config: Config) -> bool:
         """Take the folder for this run: new, or one of the same specification, method and configuration.
 
-        Returns whether it is a run that goes on. Two processes cannot have it at once.
+        Returns whether it is an existing run to resume. Only one process can hold it at a time.
         """
         if self.path.exists() and not self.path.is_dir():
             raise SdrsegError(f"{self.path} is a file. Choose another folder with --out.")
@@ -100,14 +100,13 @@ class RunFolder:
         if not (self.path / "config.json").exists():
             if others := sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")):
                 raise SdrsegError(
-                    f"{self.path} holds {others[0]} and is no run of ours. Choose an empty folder with --out."
+                    f"{self.path} contains {others[0]} and is not a run of sdrseg. Choose an empty folder with --out."
                 )
             return False
         saved = self.read_json("config.json")
         if not (isinstance(saved, dict) and "format" in saved and isinstance(saved.get("config"), dict)):
             raise SdrsegError(
-                f"{self.path} holds a config.json that sdrseg did not write and is no run of ours. "
-                f"Choose an empty folder with --out."
+                f"{self.path} contains a config.json that sdrseg did not write. Choose an empty folder with --out."
             )
         changed = [
             f"{key}: {value!r}, {saved.get(key)!r}" for key, value in identity.items() if saved.get(key) != value

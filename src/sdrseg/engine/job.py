@@ -146,7 +146,7 @@ def _digests(job: Job) -> dict[str, str]:
 
 
 def _require_same_data(job: Job, saved: dict[str, Any]) -> None:
-    """Refuse to go on with other images, masks or classes than those that finished and begun steps have seen."""
+    """Refuse to resume with images, masks or classes other than those that earlier steps were trained on."""
     if (difference := data_difference(job, saved)) is not None:
         raise SdrsegError(f"{difference} Give the data it was begun with, or choose another folder with --out.")
 

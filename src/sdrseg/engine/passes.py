@@ -94,7 +94,7 @@ class CompiledPass(Pass):
         except Exception as error:  # no compiler for C or for the GPU, or a term that cannot be compiled
             self._say(f"not compiled ({first_line(error)})")
             self.how, self._finish = "plain", None
-            self.forget_gradients()  # the way back may have come as far as some of them
+            self.forget_gradients()  # backward may have reached some of them
             restore()
             return super().__call__(batch)
 
@@ -233,7 +233,7 @@ def make_pass(
     iterations: int,
     say: Callable[[str], None],
 ) -> Pass | GraphPass:
-    """The fastest pass for so many iterations, as `run.speed` wishes; what cannot be is refused, or with auto left."""
+    """The fastest pass that `run.speed` allows for this many iterations; with auto, one that is possible here."""
     wish, gpu = config.run.speed, fabric.device.type == "cuda"
     reason = why_plain(method, config, fabric.world_size)
     if reason is not None and wish in ("graph", "compile"):

@@ -101,7 +101,7 @@ def train(
             job.display.say(f"{say}. For that, train {spec.source}:offline.")
         for section, key, most in limits_in(layers):
             if getattr(getattr(config, section), key) == most:
-                job.display.say(f"{section}.{key} = {most:g}, not more, for generated data (see docs/methods.md)")
+                job.display.say(f"{section}.{key} is capped at {most:g} for generated data (see docs/methods.md)")
         job.fabric.barrier()
         with job.interruption:
             for step in job.scenario.steps:
@@ -166,7 +166,7 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
         if job.log is not None:
             job.log.cut(facts["log_bytes"])
             job.log.write("resume", step=step.number, iteration=done)
-        job.display.say(f"step {step.number}: goes on at iteration {done} of {iterations}")
+        job.display.say(f"step {step.number}: resuming at iteration {done} of {iterations}")
     elif job.log is not None:
         job.log.cut_step(step.number)
     wrapped, optimiser = job.fabric.setup(student, optimiser)

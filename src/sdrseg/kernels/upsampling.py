@@ -102,7 +102,7 @@ def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _forth(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """The way back of the way back."""
+    """Double backward."""
     made = upsampled(gradient, *ctx.size, ctx.align_corners, ctx.kind)
     return cast(Tensor, made), None, None, None, None
 

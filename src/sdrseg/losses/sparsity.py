@@ -73,7 +73,7 @@ def sparsity_sums(
     alive = keep & (scale[:, :, 0] > SMALL)
     if variant not in OF_DEAD:
         keep = alive = alive & (x.sum(2) > SMALL)
-    # Infinity for the others: their own scale may be 0, and where() does not stop 0 · inf = NaN on the way back.
+    # Infinity for the others: their own scale may be 0, and where() does not stop 0 · inf = NaN in the backward pass.
     each = _per_vector(x / torch.where(alive[:, :, None], scale, torch.inf), variant)
     return masked_sums(each, keep)
 

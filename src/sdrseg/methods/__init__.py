@@ -43,7 +43,7 @@ M = TypeVar("M", bound=type[Method])
 def register_method(method: M) -> M:
     """Make a method known by its name; usable as a decorator of a subclass of `Method`."""
     if not (isinstance(method, type) and issubclass(method, Method)):
-        raise UsageError(f"register_method: {method!r} is no subclass of sdrseg.Method.")
+        raise UsageError(f"register_method: {method!r} is not a subclass of sdrseg.Method.")
     for needed in ("name", "summary"):
         if not isinstance(getattr(method, needed, None), str) or not getattr(method, needed):
             raise UsageError(f'{method.__qualname__}: give the class a line `{needed} = "…"`.')

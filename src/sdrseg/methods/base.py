@@ -212,7 +212,7 @@ class Method:
                 raise UsageError(f"method {self.name}: more_terms returns {name!r}, a term that is there. Rename it.")
             if not isinstance(term, Tensor) or term.dim() > 0:
                 is_now = f"shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
-                raise UsageError(f"method {self.name}: the term {name!r} is no tensor of one number, but {is_now}.")
+                raise UsageError(f"method {self.name}: the term {name!r} is not a tensor of one number, but {is_now}.")
 
     def objective(self) -> str:
         """What the later steps minimise, as a formula."""

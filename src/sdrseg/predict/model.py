@@ -227,7 +227,7 @@ def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:
     if path.parent.name == "steps" and path.name.isdigit():
         raise SdrsegError(f"{path}: this step is not finished (there is no meta.json).")
     raise SdrsegError(
-        f"{path}: not a run of ours (there is no config.json). Give the folder that was --out of a training."
+        f"{path}: not a run (there is no config.json). Give the folder that was the --out of `sdrseg train`."
     )
 
 

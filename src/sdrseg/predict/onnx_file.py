@@ -14,7 +14,7 @@ from sdrseg.errors import SdrsegError
 from sdrseg.predict.model import Model, class_infos
 
 PREFIX = "sdrseg."
-"""Before each key of ours in the metadata; every value is JSON."""
+"""Prefix of our metadata keys; every value is JSON."""
 INSTALL = "pip install 'sdrseg[export]'"
 
 

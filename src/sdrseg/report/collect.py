@@ -101,7 +101,7 @@ def _identity(folder: RunFolder) -> dict[str, Any]:
     """What config.json says the run is."""
     saved = folder.read_json("config.json")
     if not isinstance(saved, dict) or not {"spec", "method", "preset", "config"} <= saved.keys():
-        raise SdrsegError(f"{folder.path / 'config.json'}: not that of a run. Name the folder of a run.")
+        raise SdrsegError(f"{folder.path / 'config.json'}: not the configuration of a run. Give the folder of a run.")
     return saved
 
 

@@ -98,7 +98,7 @@ def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, Cla
         if found.get(id) != digests[id]:
             what = "is missing" if id not in found else "has another content than when the runs were scored"
             where = data if data is not None else spec.source
-            raise DataError(f"{where}: the mask of {id} {what}. Name the data set of these runs with --data.")
+            raise DataError(f"{where}: the mask of {id} {what}. Give the data set of these runs with --data.")
     return source, index
 
 

@@ -44,7 +44,7 @@ class Outcome:
             (len(self.before), "finished before"),
             (len(self.elsewhere), "running in another process"),
             (len(self.failed), "failed"),
-            (len(self.left), "left; the same command goes on"),
+            (len(self.left), "left; run the same command again to resume"),
         ]
         return ", ".join(f"{count} {what}" for count, what in parts if count) or "nothing to run"
 

@@ -22,7 +22,7 @@ Bases = Annotated[Path | None, typer.Option(metavar="DIR", help="Where models of
 Cells = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Only these experiments, such as 1-5,8.")]
 Only = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Only these: sdr, voc:15-1*, seed=1, …")]
 Budget = Annotated[
-    float | None, typer.Option(metavar="MINUTES", min=0, help="Stop after so long; the same command goes on.")
+    float | None, typer.Option(metavar="MINUTES", min=0, help="Stop after this time; run again to resume.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be run, and about how long it takes.")]
 Results = Annotated[

@@ -15,7 +15,7 @@ MAX_SIDE = 65535
 """Longer sides, and coordinates beyond a few times that, are mistakes in the file."""
 
 FINER = 5
-"""Polygons are drawn on a grid so many times finer and read at the pixel centres (odd: there is a middle cell)."""
+"""Polygons are drawn on a grid finer by this factor and read at the pixel centres (odd: there is a middle cell)."""
 
 FINE_PIXELS = 1_000_000
 """Polygons with a larger bounding box are drawn at pixel accuracy, to save memory."""
