@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from runs import SPEC, TINY, Quiet, content, run
+from sdrseg.config import parse_settings
 from sdrseg.config.switches import Pseudo
 from sdrseg.data.augment import normalise
 from sdrseg.engine.fit import make_optimiser, update
@@ -109,7 +110,14 @@ def test_a_survey_sees_each_image_once_before_and_after_and_a_resumed_run_does_n
     curious.clear()
     settings = [*TINY[:-1], "run.save_minutes=60"]
     with pytest.raises(InterruptedRunError):
-        train(SPEC, "curious", tmp_path / "cut", assignments=settings, bases=tmp_path / "b2", display=Impatient())
+        train(
+            SPEC,
+            "curious",
+            tmp_path / "cut",
+            settings=parse_settings(settings),
+            bases=tmp_path / "b2",
+            display=Impatient(),
+        )
     run(tmp_path / "cut", "curious", bases=tmp_path / "b2")
     assert [[when for when, _ in m.surveys] for m in curious] == [
         ["before", "after"], ["before"], ["after"], ["before", "after"],
