@@ -16,7 +16,7 @@ from sdrseg.data.shapes import Shapes
 from sdrseg.distributed import Everyone
 from sdrseg.engine.bases import base_of
 from sdrseg.engine.fit import update
-from sdrseg.methods import METHODS, Method, StepInfo, method_layers
+from sdrseg.methods import METHODS, Method, StepInfo, method_layers, own_sections
 from sdrseg.network import Network, build_network
 
 N_OLD, N_NEW = 7, 2  # background and classes 1..6, then 7 and 8
@@ -25,7 +25,9 @@ CLASSES = N_OLD + N_NEW
 
 def make_config(name: str, preset: str = "default", *settings: str) -> Config:
     tiny = ["net.encoder=toy16", "net.decoder=deeplabv3", "optim.lr=0.02", "optim.lr_later=0.01"]
-    return load_config("shapes", None, parse_settings([*tiny, *settings]), method_layers(name, preset, None))
+    return load_config(
+        "shapes", None, parse_settings([*tiny, *settings]), method_layers(name, preset, None), own_sections(name)
+    )
 
 
 def make_batch(step: int, protocol: str, images: int = 4, size: int = 32) -> Batch:

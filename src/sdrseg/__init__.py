@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sdrseg.config.setting import setting
     from sdrseg.data import register_source
     from sdrseg.data.source import Source
     from sdrseg.engine.run import train
     from sdrseg.methods import Method, register_method
     from sdrseg.methods.base import From
+    from sdrseg.methods.terms import Term
     from sdrseg.predict import Model, Prediction, load
     from sdrseg.scenario import Scenario
 
@@ -26,10 +28,12 @@ __all__ = [
     "Prediction",
     "Scenario",
     "Source",
+    "Term",
     "__version__",
     "load",
     "register_method",
     "register_source",
+    "setting",
     "train",
 ]
 
@@ -40,9 +44,11 @@ _HOMES = {
     "Prediction": "sdrseg.predict",
     "Scenario": "sdrseg.scenario",
     "Source": "sdrseg.data.source",
+    "Term": "sdrseg.methods.terms",
     "load": "sdrseg.predict",
     "register_method": "sdrseg.methods",
     "register_source": "sdrseg.data",
+    "setting": "sdrseg.config.setting",
     "train": "sdrseg.engine.run",
 }
 

@@ -13,6 +13,7 @@ from sdrseg.data.batches import Batches
 from sdrseg.data.order import TrainOrder
 from sdrseg.engine.passes import GraphPass, Pass
 from sdrseg.engine.watch import Watch
+from sdrseg.methods.own import require_appeared
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -92,6 +93,7 @@ def fit(
     network: Network = student.module
     order = batches.order
     assert isinstance(order, TrainOrder)
+    appeared: set[str] = set()
     for batch in batches:
         for group in optimiser.param_groups:
             group["lr"] = group["initial_lr"] * (1 - watch.iteration / total) ** config.optim.power
@@ -103,6 +105,7 @@ def fit(
             with fabric.no_backward_sync(student, enabled=number < len(parts)):
                 passed = compute(part)
                 watch.add(passed.terms, passed.loss)
+            appeared |= passed.terms.keys()
         method.after_backward(network)
         if config.optim.clip > 0:
             fabric.clip_gradients(student, optimiser, max_norm=config.optim.clip)
@@ -110,6 +113,8 @@ def fit(
         method.after_update(network)
         if watch.end_iteration(whole, lambda: method.metrics(part, passed.features)):  # noqa: B023 - called at once
             save()
+        if watch.iteration == order.batches_per_epoch:
+            require_appeared(method, appeared)
         if watch.iteration % order.batches_per_epoch == 0 and watch.iteration < total:
             validate(batch.epoch + 1)
         check(watch.logged)

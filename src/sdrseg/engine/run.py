@@ -32,11 +32,11 @@ from sdrseg.engine.launch import cpu_warning
 from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
 from sdrseg.errors import UsageError
-from sdrseg.methods import Method, StepInfo, limits_in, method_layers, resolve_method
+from sdrseg.methods import Method, StepInfo, limits_in, method_layers, own_sections, resolve_method
 from sdrseg.methods.base import When
 from sdrseg.methods.finetune import Offline
 from sdrseg.methods.latent import require_official
-from sdrseg.methods.own import file_digest, require_super, require_weights
+from sdrseg.methods.own import file_digest, keep_source, require_super, require_weights
 from sdrseg.network import Network, build_network, statistics_warning
 from sdrseg.scenario import Step
 from sdrseg.weights import load_weights
@@ -71,7 +71,7 @@ def train(
     method_name = resolve_method(method_name)
     spec = read_spec(spec_text)
     layers = method_layers(method_name, preset, spec.task, spec.source)
-    config = load_config(spec.source, config_file, settings, layers)
+    config = load_config(spec.source, config_file, settings, layers, own_sections(method_name))
     if config.eval.every and config.train.holdout == 0:
         raise UsageError("eval.every scores during training, which needs held-out images: set train.holdout=0.2 too.")
     bound = None if offline is None else offline_iou(offline, scored_on(config))
@@ -93,6 +93,7 @@ def train(
     try:
         if job.everyone.rank == 0:
             open_run_folder(job, identity)
+            keep_source(job.method, job.folder.path)
         rates = [learning_rates(config.of_step(number)) for number in range(min(2, len(job.scenario.steps)))]
         spoken = ", then ".join(f"{low:g}" + (f" (decoder {high:g})" if high != low else "") for low, high in rates)
         job.display.say(f"preset {preset}, learning rate {spoken}")

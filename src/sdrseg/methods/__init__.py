@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatch
 from typing import Any, TypeVar
 
+from sdrseg.config import Config
+from sdrseg.config.setting import section
 from sdrseg.errors import UsageError
 from sdrseg.methods.base import From, Method, StepInfo
 from sdrseg.methods.cil import CIL
@@ -18,6 +21,7 @@ from sdrseg.methods.own import load_method_file, source_digest
 from sdrseg.methods.presets import PRESETS
 from sdrseg.methods.sdr import SDR, SDRMiB
 from sdrseg.methods.studies import STUDIES
+from sdrseg.methods.terms import term_sections
 from sdrseg.scenario.registry import find_source
 from sdrseg.scenario.spec import nearest
 
@@ -30,6 +34,7 @@ __all__ = [
     "limits_in",
     "list_methods",
     "method_layers",
+    "own_sections",
     "register_method",
     "resolve_method",
 ]
@@ -61,6 +66,10 @@ def register_method(method: M) -> M:
                 )
             if not isinstance(value, From):
                 raise UsageError(f'{method.__qualname__}: write {key!r}: From({value!r}, "where it comes from").')
+    if method.settings:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", method.name) or method.name in Config().sections():
+            raise UsageError(f"{method.name!r} cannot name a section of settings. Choose another name for the method.")
+        section(method.name, method.settings)
     METHODS[method.name] = method
     source_digest(method)
     return method
@@ -87,6 +96,13 @@ def find_method(name: str) -> type[Method]:
 def list_methods(pattern: str = "*") -> list[type[Method]]:
     """The methods whose names match, such as "sdr*"."""
     return [method for name, method in METHODS.items() if fnmatch(name, pattern)]
+
+
+def own_sections(name: str) -> dict[str, type]:
+    """The sections of the configuration that a method and the terms declare, for `load_config`."""
+    method = find_method(name)
+    own = {name: section(name, method.settings)} if method.settings else {}
+    return term_sections() | own
 
 
 LIMITED = "limits of the data set"

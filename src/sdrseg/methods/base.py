@@ -27,13 +27,13 @@ from sdrseg.losses.distillation import (
     binary_distillation_sums,
     cil_sums,
     distillation_sums,
-    encoder_distillation_sums,
     unbiased_distillation_sums,
 )
-from sdrseg.losses.pixels import VOID, mean, to_grid
+from sdrseg.losses.pixels import VOID, mean
 from sdrseg.losses.pseudo import confident_labels, split_labels
 from sdrseg.losses.unbiased import unbiased_sums
 from sdrseg.methods.latent import LatentSpace
+from sdrseg.methods.terms import TERMS, Term
 
 if TYPE_CHECKING:
     from sdrseg.data.batches import Batch
@@ -76,6 +76,10 @@ class Method:
     by_preset: ClassVar[Mapping[str, Mapping[str, From]]] = {}
     by_task: ClassVar[Mapping[str, Mapping[str, From]]] = {}
     """What differs for a preset, and for a task such as "15-1"."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the method's own: {"weight": setting(10.0, "λ")} is `--set NAME.weight=3` and `self.own.weight`."""
+    own_terms: ClassVar[tuple[Term, ...]] = ()
+    """Terms of the method's own."""
     own_step0: ClassVar[bool] = False
     """Whether step 0 has to be trained with this method; all others share one step-0 model."""
     needs_stages: ClassVar[bool] = False
@@ -91,6 +95,11 @@ class Method:
     def values(cls, preset: str = "default", task: str | None = None) -> dict[str, From]:
         """All values this method sets, for a preset and a task."""
         return {**cls.switches, **cls.by_task.get(task or "", {}), **cls.by_preset.get(preset, {})}
+
+    @property
+    def own(self) -> Any:
+        """The values of the method's own settings."""
+        return self.config.own[self.name]
 
     @property
     def replayable(self) -> bool:
@@ -117,8 +126,8 @@ class Method:
         config, kind = self.config, type(self)
         if any(getattr(kind, hook) is not getattr(Method, hook) for hook in SEES_TEACHER):
             return True
-        weights = (config.kd.weight, config.enc.weight, config.pm.weight, config.pseudo.threshold)
-        return any(weight > 0 for weight in weights) or config.cl.labels == "pseudo"
+        relabels = config.pseudo.threshold > 0 or config.cl.labels == "pseudo"
+        return relabels or any(term.needs_teacher for term in self.objective_terms)
 
     def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
         """Get ready for a step: grow the classifier (and prototypes) by the new classes.
@@ -129,7 +138,6 @@ class Method:
         if step.number > 0 and step.n_new > 0:
             student.grow(step.n_new, init=self.config.ce.init)
         device = next(student.parameters()).device
-        self._stride = student.stride
         nonnegative = student.features_nonnegative
         self.latent.begin_step(step, student.feature_channels, student.stride, device, nonnegative)
 
@@ -177,7 +185,7 @@ class Method:
         """How many pixels of a batch the means of CE and KD go over."""
         everything = torch.ones_like(batch.padding)
         all_count = self.config.ce.reduction == "all" or self.config.ce.kind == "binary"
-        kept = self._distilled(batch)
+        kept = self.distilled(batch)
         if self.config.kd.kind == "cil":
             kept = kept & ((batch.labels == 0) | (batch.labels == VOID))
         chosen = {"ce": everything if all_count else batch.labels != VOID, "kd": kept}
@@ -188,11 +196,10 @@ class Method:
     def terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """The loss terms of a batch by name, unweighted. Called outside autocast; everything is on one device."""
         terms = self._over_pixels(batch, student.logits, None if teacher is None else teacher.logits)
-        if teacher is not None and self.config.enc.weight > 0:
-            size = (student.features.shape[-2], student.features.shape[-1])
-            keep = to_grid(self._distilled(batch), size, self._stride, False)
-            sums = encoder_distillation_sums(student.features, teacher.features, keep)
-            terms["enc"] = self._mean("enc", sums)
+        for term in self.objective_terms:
+            if term.compute is not None and (teacher is not None or not term.needs_teacher):
+                value = term.compute(self, batch, student, teacher)
+                terms |= {} if value is None else {term.name: value}
         terms |= self.latent.terms(batch, student.features, None if teacher is None else teacher.logits)
         more = self.more_terms(batch, student, teacher)
         self._require_terms(more, terms)
@@ -216,19 +223,22 @@ class Method:
 
     def objective(self) -> str:
         """What the later steps minimise, as a formula."""
-        config = self.config
-        ce = {"standard": "CE", "unbiased": "UNCE", "unbiased_if_masked": "UNCE", "binary": "BCE"}[config.ce.kind]
-        kd = {"standard": "KD", "unbiased": "UNKD", "binary": "Σ_c BCE(σ(z_c), σ(t_c))", "cil": "L_CIL"}
-        symbols = {"kd": kd.get(config.kd.kind, config.kd.kind), "enc": "ENC"}
-        symbols |= {"pm": "L_pm", "attract": "L_a", "repel": "L_r", "sp": f"L_sp[{config.sp.variant}]"}
-        weights = Method.weights(self)
-        terms = [f"{'' if weights[n] == 1 else f'{weights[n]:g}·'}{s}" for n, s in symbols.items() if weights[n] > 0]
-        return " + ".join([ce, *terms]) + (", MiB init" if config.ce.init == "mib" else "")
+        formula = " + ".join(term.formula(self.config) for term in self.objective_terms)
+        return formula + (", MiB init" if self.config.ce.init == "mib" else "")
 
     def weights(self) -> dict[str, float]:
         """The weight of each term; one that is not named here weighs 1."""
-        config = self.config
-        return {"kd": config.kd.weight, "enc": config.enc.weight} | self.latent.weights()
+        return {term.name: term.weight_in(self.config) for term in self.known_terms if term.weight}
+
+    @property
+    def known_terms(self) -> list[Term]:
+        """All terms, whether they have a weight or not."""
+        return [*TERMS.values(), *self.own_terms]
+
+    @property
+    def objective_terms(self) -> list[Term]:
+        """Those that have a weight."""
+        return [term for term in self.known_terms if not term.weight or term.weight_in(self.config) > 0]
 
     def after_backward(self, student: Network) -> None:
         """Gradients are ready and averaged over processes; they may be looked at and added to."""
@@ -258,12 +268,12 @@ class Method:
         t = t if kd.weight > 0 else None
         count_void = ce.reduction == "all"
         if ce.kind == "binary":
-            return {"ce": self._mean("ce", binary_cross_entropy_sums(z, labels))} | self._distillation(batch, z, t)
+            return {"ce": self.mean_of("ce", binary_cross_entropy_sums(z, labels))} | self._distillation(batch, z, t)
         certain = None
         if self.relabels and hidden > 1:  # a pixel that got an old class is no background: plain CE for it
             labels, certain = split_labels(labels, hidden)
         if t is not None and kd.kind == "unbiased":
-            sums, distilled = unbiased_sums(z, labels, hidden, t, self._distilled(batch), count_void=count_void)
+            sums, distilled = unbiased_sums(z, labels, hidden, t, self.distilled(batch), count_void=count_void)
             kept = {"kd": self._distillation_mean(distilled, t)}
         else:
             sums = unbiased_cross_entropy_sums(z, labels, hidden, count_void=count_void)
@@ -271,7 +281,7 @@ class Method:
         if certain is not None:
             loss, count = cross_entropy_sums(z, certain)
             sums = torch.stack([sums[0] + loss, sums[1] if count_void else sums[1] + count])
-        return {"ce": self._mean("ce", sums)} | kept
+        return {"ce": self.mean_of("ce", sums)} | kept
 
     def _hidden(self) -> int:
         """How many channels a pixel labelled background may belong to."""
@@ -285,23 +295,23 @@ class Method:
             return {}
         if kd.kind == "cil_official":
             return {"kd": official.cil(z, t, batch.labels)}
-        keep = self._distilled(batch)
+        keep = self.distilled(batch)
         if kd.kind == "cil":
-            return {"kd": self._mean("kd", cil_sums(z, t, batch.labels, keep, entropy_weight=kd.entropy_weight))}
+            return {"kd": self.mean_of("kd", cil_sums(z, t, batch.labels, keep, entropy_weight=kd.entropy_weight))}
         if kd.kind == "binary":
-            return {"kd": self._mean("kd", binary_distillation_sums(z, t, keep))}
+            return {"kd": self.mean_of("kd", binary_distillation_sums(z, t, keep))}
         sums = distillation_sums if kd.kind == "standard" else unbiased_distillation_sums  # beside a binary CE
         return {"kd": self._distillation_mean(sums(z, t, keep), t)}
 
     def _distillation_mean(self, sums: Tensor, t: Tensor) -> Tensor:
-        value = self._mean("kd", sums)
+        value = self.mean_of("kd", sums)
         return value / t.shape[1] if self.config.kd.normaliser == "n_old" else value
 
-    def _distilled(self, batch: Batch) -> Tensor:
+    def distilled(self, batch: Batch) -> Tensor:
         """(B, H, W) bool: the pixels at which the teacher is listened to."""
         return torch.ones_like(batch.padding) if self.config.kd.padding == "include" else ~batch.padding
 
-    def _mean(self, name: str, sums: Tensor) -> Tensor:
+    def mean_of(self, name: str, sums: Tensor) -> Tensor:
         """The mean over all processes and, where the batch comes in parts, this part's share of the whole mean."""
         sums = self.everyone.sum(sums)
         return sums[0] / self._counts[name].clamp_min(1) if name in self._counts else mean(sums)

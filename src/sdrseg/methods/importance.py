@@ -7,7 +7,7 @@ enters them. All processes see the same averaged gradients and so keep the same 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from sdrseg.losses.importance import (
     score_update,
 )
 from sdrseg.methods.base import From, Method, StepInfo
+from sdrseg.methods.terms import Term
 
 if TYPE_CHECKING:
     from sdrseg.data.batches import Batch
@@ -36,11 +37,20 @@ PREFIX = "importance"
 ONE_RATE = From(1.0, "stability: SGD with Nesterov momentum 0.9 needs 2·λ·lr below 1.36 where Ĩ = 1")
 
 
+def penalty_term(symbol: str) -> Term:
+    """The value is a number for the log: its gradient is added in `after_backward`."""
+
+    def value(method: Method, batch: Batch, student: Output, teacher: Output | None) -> Tensor | None:
+        assert isinstance(method, ImportanceMethod)
+        return method.last_penalty if method.anchors else None
+
+    return Term("penalty", "importance penalty", symbol, "importance.weight", compute=value)
+
+
 class ImportanceMethod(Method):
     """Cross-entropy and a penalty on changing important parameters. Subclasses say what is important."""
 
     own_step0 = True  # there is nothing to hold back without statistics of step 0
-    penalty_formula: ClassVar[str]
     replayable = Method.replayable
 
     def __init__(self, config: Config, everyone: Everyone | None = None):
@@ -53,7 +63,7 @@ class ImportanceMethod(Method):
 
     @property
     def needs_teacher(self) -> bool:
-        return Method(self.config).needs_teacher  # the penalty does without
+        return Method(self.config).needs_teacher  # its own hooks do without
 
     def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
         before = self._parameters(student)
@@ -65,19 +75,6 @@ class ImportanceMethod(Method):
         self.iteration = 0
         self.last_penalty = torch.zeros((), device=next(student.parameters()).device)
         self.begin_statistics(self._parameters(student))
-
-    def terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        terms = super().terms(batch, student, teacher)
-        if self.anchors:
-            # A number for the log, in as many parts as the batch has: its gradient is added in after_backward.
-            terms["penalty"] = self.last_penalty / self._parts
-        return terms
-
-    def objective(self) -> str:
-        return f"{super().objective()} + {self.config.importance.weight:g}·{self.penalty_formula}"
-
-    def weights(self) -> dict[str, float]:
-        return super().weights() | {"penalty": self.config.importance.weight}
 
     @torch.no_grad()
     def after_backward(self, student: Network) -> None:
@@ -149,7 +146,7 @@ def grown(old: Tensor | None, like: Tensor, fill: float) -> Tensor:
 class EWC(ImportanceMethod):
     name = "ewc"
     summary = "Elastic Weight Consolidation: importance is the running mean of squared gradients"
-    penalty_formula = "Σ_θ F̃_θ (θ − θ_old)²"
+    own_terms = (penalty_term("Σ_θ F̃_θ (θ − θ_old)²"),)
     switches = {
         "importance.weight": From(1000.0, "official code: method preset (MiB: 500)"),
         "optim.decoder_lr_factor_later": ONE_RATE,
@@ -170,7 +167,7 @@ class EWC(ImportanceMethod):
 class PI(ImportanceMethod):
     name = "pi"
     summary = "Path Integral (synaptic intelligence): importance is the loss saved along the parameter's way"
-    penalty_formula = "Σ_θ Ω̃_θ (θ − θ_old)²"
+    own_terms = (penalty_term("Σ_θ Ω̃_θ (θ − θ_old)²"),)
     switches = {
         "importance.weight": From(1000.0, "official code: method preset (MiB: 500)"),
         "optim.decoder_lr_factor_later": ONE_RATE,
@@ -200,7 +197,7 @@ class PI(ImportanceMethod):
 class RW(EWC):
     name = "rw"
     summary = "Riemannian Walk: squared gradients, and the loss saved along the way relative to them"
-    penalty_formula = "Σ_θ (F̃_θ + s̃_θ)(θ − θ_old)²"
+    own_terms = (penalty_term("Σ_θ (F̃_θ + s̃_θ)(θ − θ_old)²"),)
     switches = {
         "importance.weight": From(1000.0, "official code: method preset (MiB: 100)"),
         "optim.decoder_lr_factor_later": ONE_RATE,

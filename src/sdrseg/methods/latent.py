@@ -39,6 +39,7 @@ from sdrseg.losses.prototypes import (
     update,
 )
 from sdrseg.losses.sparsity import BY_CLASS, active_sums, class_maxima, hoyer_sums, sparsity_sums
+from sdrseg.methods.terms import TERMS
 
 if TYPE_CHECKING:
     from sdrseg.data.batches import Batch
@@ -107,8 +108,7 @@ class LatentSpace:
         self._known_anyway[0] = self.config.cl.background == "include"
 
     def weights(self) -> dict[str, float]:
-        config = self.config
-        return {"pm": config.pm.weight, "attract": config.cl.attract, "repel": config.cl.repel, "sp": config.sp.weight}
+        return {name: TERMS[name].weight_in(self.config) for name in ("pm", "attract", "repel", "sp")}
 
     def terms(self, batch: Batch, features: Tensor, teacher_logits: Tensor | None) -> dict[str, Tensor]:
         """Take the batch into the prototypes, then compute the terms that have a weight."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from sdrseg.errors import UsageError
+from sdrseg.files import atomic_writer
 from sdrseg.methods.base import Method
 from sdrseg.own_files import OWN, run_file
 
@@ -31,6 +33,29 @@ def load_method_file(text: str, known: dict[str, type[Method]]) -> str:
 def file_digest(method: type[Method]) -> str:
     """The start of the SHA-256 of the file that a method was given as, "" for one that was given by name."""
     return source_digest(method)[:12] if method.__module__.startswith(OWN) else ""
+
+
+def keep_source(method: type[Method], folder: Path) -> None:
+    """Copy the file that a method was given as into the folder of its run, to be read; nothing ever executes it."""
+    copy = folder / "method.py"
+    if not file_digest(method) or copy.exists():
+        return
+    file = Path(str(sys.modules[method.__module__].__file__))
+    content = file.read_bytes()
+    if hashlib.sha256(content).hexdigest() != source_digest(method):
+        raise UsageError(f"{file}: changed while the run was starting. Run the command again.")
+    with atomic_writer(copy) as out:
+        out.write(content)
+
+
+def require_appeared(method: Method, seen: Collection[str]) -> None:
+    """Stop if a later step did without a term that has a weight."""
+    for name, weight in method.weights().items():
+        if weight > 0 and name not in seen and method.teacher is not None:
+            raise UsageError(
+                f"method {method.name}: the term {name!r} has weight {weight:g}, but nothing returned it in the first "
+                f"epoch of step {method.step.number}. Return it from more_terms(), or set its weight to 0."
+            )
 
 
 def require_super(method: Method, hook: str, left: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import sdrseg.data  # noqa: F401 - registers VOC, whose defaults are shown
 from sdrseg.config import load_config
 from sdrseg.errors import UsageError
-from sdrseg.methods import METHODS, PRESETS, Method, find_method, method_layers, resolve_method
+from sdrseg.methods import METHODS, PRESETS, Method, find_method, method_layers, own_sections, resolve_method
 from sdrseg.methods.studies import STUDIES
 from sdrseg.scenario.spec import ALIASES, is_task
 from sdrseg.terminal import console, print_json, print_table
@@ -37,9 +37,17 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     if task is not None and not is_task(task):
         raise UsageError(f"--task {task}: no such task. Tasks look like 15-1, offline, random-5 or cat,dog/bird.")
     values += [("method " + method.name, k, v) for k, v in method.values(preset, task).items()]
+    own_values = {
+        s.key: {"value": s.value, "help": s.declared.metadata["help"]}
+        for s in built.config.settings()
+        if s.key.split(".")[0] == method.name and method.settings
+    }
     if json:
         switches = {key: {"value": v.value, "source": v.source, "set_by": by} for by, key, v in values}
-        print_json(_brief(method, preset, task) | {"preset": preset, "weights": weights, "switches": switches})
+        print_json(
+            _brief(method, preset, task)
+            | {"preset": preset, "weights": weights, "switches": switches, "settings": own_values}
+        )
         return
     out = console()
     out.print(f"{method.name}: {method.summary}", markup=False)
@@ -49,13 +57,19 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     if task is not None and task not in method.by_task:
         out.print(f"{task}: no value depends on this task", markup=False)
     out.print()
-    print_table("Terms", ["term", "weight"], [[term, f"{weight:g}"] for term, weight in weights.items()])
+    meanings = {term.name: term.summary for term in built.known_terms}
+    terms = [[term, f"{weight:g}", meanings.get(term, "")] for term, weight in weights.items()]
+    print_table("Terms", ["term", "weight", "meaning"], terms)
+    if own_values:
+        rows = [[key, value["value"], value["help"]] for key, value in own_values.items()]
+        print_table("Settings of its own", ["setting", "value", "meaning"], rows)
     rows = [[key, f"{v.value:g}" if isinstance(v.value, float) else v.value, v.source, by] for by, key, v in values]
     print_table("Settings", ["setting", "value", "source", "set by"], rows)
 
 
 def _build(method: type[Method], preset: str = "default", task: str | None = None) -> Method:
-    return method(load_config("voc", between=method_layers(method.name, preset, task)))
+    layers = method_layers(method.name, preset, task)
+    return method(load_config("voc", between=layers, own=own_sections(method.name)))
 
 
 def _brief(method: type[Method], preset: str = "default", task: str | None = None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from sdrseg.colours import Colour, class_colours
 from sdrseg.config import Config, load_config, saved_config
 from sdrseg.engine.folder import RunFolder
 from sdrseg.errors import SdrsegError
-from sdrseg.methods import METHODS, method_layers
+from sdrseg.methods import METHODS, method_layers, own_sections
 from sdrseg.metrics import StepScore, summary
 from sdrseg.scenario import SOURCES, find_source, parse_spec
 
@@ -185,7 +185,8 @@ def command_line(run: RunRecord) -> str:
     words += ["--preset", preset] if preset != "default" else []
     try:
         words += ["--data", "PATH"] if find_source(spec.source).needs_folder else []
-        config = load_config(spec.source, between=method_layers(method, preset, spec.task, spec.source))
+        layers = method_layers(method, preset, spec.task, spec.source)
+        config = load_config(spec.source, between=layers, own=own_sections(method))
         usual = {s.key: s.value for s in config.settings()}
     except SdrsegError:  # a method or a data set of the user's own, not known here: say every setting
         usual = {}

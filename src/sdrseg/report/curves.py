@@ -6,23 +6,20 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from sdrseg.methods import METHODS
+from sdrseg.methods.terms import TERMS
 from sdrseg.report.charts import Axes, Series, lines, nice_range
 from sdrseg.report.collect import RunRecord, finite
 
 POINTS = 50  # of a curve in one step; of more lines of the log, neighbours are averaged
 WIDE = 30.0  # a range of values beyond this ratio is drawn on a logarithmic scale
 
-MEANINGS = {
-    "loss": "total, weighted",
-    "ce": "cross-entropy",
-    "kd": "distillation of the output",
-    "enc": "distillation of the features",
-    "pm": "prototype matching",
-    "attract": "attraction",
-    "repel": "repulsion",
-    "sp": "sparsity",
-    "penalty": "importance penalty",
-}
+
+def meaning(name: str) -> str:
+    """What a curve shows, in words; "" for a term of a method that is not known here."""
+    of_methods = {term.name: term for method in METHODS.values() for term in method.own_terms}
+    known = {"loss": "total, weighted"} | {n: term.summary for n, term in (of_methods | TERMS).items()}
+    return known.get(name, "")
 
 
 def loss_panels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -50,7 +47,7 @@ def loss_panels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
         panels.append(
             {
                 "term": term,
-                "meaning": MEANINGS.get(term, ""),
+                "meaning": meaning(term),
                 "runs": [one.label for one in series],
                 "chart": lines(series, axes, name, markers=False),
             }

@@ -17,7 +17,7 @@ from sdrseg.config.sections import Eval
 from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.errors import SdrsegError
 from sdrseg.files import write_json
-from sdrseg.methods import method_layers
+from sdrseg.methods import method_layers, own_sections
 from sdrseg.metrics import StepScore, mean_of, pixel_accuracy
 from sdrseg.scenario import parse_spec
 
@@ -205,9 +205,10 @@ def _settings(saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
     spec = parse_spec(saved["spec"])
     try:
         layers = method_layers(saved["method"], saved["preset"], spec.task, spec.source)
+        own = own_sections(saved["method"])
     except SdrsegError:  # a method of the user's own, not known here
-        layers = []
-    usual = {s.key: s.value for s in load_config(spec.source, between=layers).settings()}
+        layers, own = [], {}
+    usual = {s.key: s.value for s in load_config(spec.source, between=layers, own=own).settings()}
     matters = [s for s in config.settings() if s.affects != "nothing"]
     changed = {s.key: s.plain for s in matters if s.key not in usual or s.value != usual[s.key]}
     return changed | ({"net.weights": Path(config.net.weights).name} if "net.weights" in changed else {})

@@ -1,0 +1,94 @@
+"""What a term of the objective is, and all that are built in: each is declared here and nowhere else.
+
+Weights, the formula of a method, whether it needs a teacher and the labels of the report follow from it. A new term is
+its function (losses/) and an entry of TERMS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from sdrseg.config import Config
+from sdrseg.config.setting import section
+from sdrseg.errors import UsageError
+from sdrseg.losses.distillation import encoder_distillation_sums
+from sdrseg.losses.pixels import to_grid
+
+if TYPE_CHECKING:
+    from sdrseg.data.batches import Batch
+    from sdrseg.methods.base import Method
+    from sdrseg.network import Output
+
+Compute = Callable[["Method", "Batch", "Output", "Output | None"], "Tensor | None"]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term: how it is called, weighted and computed."""
+
+    name: str
+    summary: str  # for people, in a few words
+    symbol: str | Callable[[Config], str]  # in the formula of a method
+    weight: str = ""  # the setting that holds its weight, "section.key"; none: it always weighs 1
+    needs_teacher: bool = False  # computed only where there is one
+    compute: Compute | None = None
+    """The unweighted value, or None where the term takes no part. Without it, something else computes the term: the
+    terms over pixels share a kernel (methods/base.py), those on prototypes their sums (methods/latent.py)."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the term's own; their section is called like the term."""
+
+    def weight_in(self, config: Config) -> float:
+        name, _, key = self.weight.partition(".")
+        sections = config.sections()
+        if name not in sections and self.settings:  # a configuration that was made without them
+            return float(self.settings[key].default)
+        return float(getattr(sections[name], key))
+
+    def formula(self, config: Config) -> str:
+        """Weight and symbol, such as 10·UNKD."""
+        symbol = self.symbol if isinstance(self.symbol, str) else self.symbol(config)
+        weight = self.weight_in(config) if self.weight else 1.0
+        return symbol if weight == 1 else f"{weight:g}·{symbol}"
+
+
+CE = {"standard": "CE", "unbiased": "UNCE", "unbiased_if_masked": "UNCE", "binary": "BCE"}
+KD = {"standard": "KD", "unbiased": "UNKD", "binary": "Σ_c BCE(σ(z_c), σ(t_c))", "cil": "L_CIL"}
+
+
+def encoder_distillation(method: Method, batch: Batch, student: Output, teacher: Output | None) -> Tensor:
+    assert teacher is not None
+    size = (student.features.shape[-2], student.features.shape[-1])
+    keep = to_grid(method.distilled(batch), size, method.student.stride, False)
+    return method.mean_of("enc", encoder_distillation_sums(student.features, teacher.features, keep))
+
+
+TERMS: dict[str, Term] = {}
+
+
+def register_term(term: Term) -> Term:
+    """Make a term known to every method; its weight switches it on."""
+    if term.name in TERMS:
+        raise UsageError(f"There is a term {term.name!r} already. Choose another name.")
+    TERMS[term.name] = term
+    return term
+
+
+for _term in (
+    Term("ce", "cross-entropy", lambda c: CE[c.ce.kind]),
+    Term("kd", "distillation of the output", lambda c: KD.get(c.kd.kind, c.kd.kind), "kd.weight", True),
+    Term("enc", "distillation of the features", "ENC", "enc.weight", True, encoder_distillation),
+    Term("pm", "prototype matching", "L_pm", "pm.weight", True),
+    Term("attract", "attraction", "L_a", "cl.attract"),
+    Term("repel", "repulsion", "L_r", "cl.repel"),
+    Term("sp", "sparsity", lambda c: f"L_sp[{c.sp.variant}]", "sp.weight"),
+):
+    register_term(_term)
+
+
+def term_sections() -> dict[str, type]:
+    """The sections of the configuration that terms declare."""
+    return {term.name: section(term.name, term.settings) for term in TERMS.values() if term.settings}

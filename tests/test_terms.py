@@ -1,0 +1,113 @@
+"""A term or a setting is declared once, and is then known everywhere: weights, formula, teacher, run, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runs import TINY, Quiet
+from sdrseg import Term, load, register_method, setting, train
+from sdrseg.config import parse_settings
+from sdrseg.engine.bases import base_of
+from sdrseg.engine.evaluate import score_again
+from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.methods import METHODS, Method
+from sdrseg.methods.terms import TERMS, register_term
+from sdrseg.report.curves import meaning
+
+from methods_bench import begin, make_config
+
+
+@pytest.fixture
+def drift():
+    """A built-in term that one registration makes."""
+
+    def compute(method, batch, student, teacher):
+        return (student.features - teacher.features).square().mean()
+
+    settings = {"weight": setting(0.0, "λ of the drift", 0, affects="losses")}
+    yield register_term(Term("drift", "how far features move", "L_d", "drift.weight", True, compute, settings))
+    TERMS.pop("drift", None)
+
+
+def test_a_registered_term_is_known_everywhere(drift):
+    off, on = (METHODS["ft"](make_config("ft", "default", *s)) for s in ((), ("drift.weight=2.5",)))
+    assert (off.weights()["drift"], on.weights()["drift"]) == (0, 2.5)
+    assert (off.objective(), on.objective()) == ("CE", "CE + 2.5·L_d")
+    assert (off.needs_teacher, on.needs_teacher) == (False, True)
+    assert meaning("drift") == "how far features move"
+    _, base = base_of(METHODS["ft"], on.config)
+    assert METHODS["ft"](base).objective() == "CE"
+    stage = begin("ft", "disjoint", settings=("drift.weight=2.5",))
+    stage.iterate(2)
+    assert set(stage.terms[0]) == {"ce", "drift"} and stage.terms[1]["drift"] > 0
+    with pytest.raises(UsageError, match="There is a term 'drift' already"):
+        register_term(drift)
+
+
+OWN = """
+import sdrseg
+
+@sdrseg.register_method
+class Near(sdrseg.Method):
+    name = "near"
+    summary = "features stay near"
+    settings = {"weight": sdrseg.setting(2.0, "pull towards the old features", 0)}
+
+    def more_terms(self, batch, student, teacher):
+        if teacher is None or self.own.weight == 7:
+            return {}
+        return {"near": (student.features.float() - teacher.features.float()).square().mean()}
+
+    def weights(self):
+        return super().weights() | {"near": self.own.weight}
+"""
+
+
+@pytest.fixture
+def own(sdrseg):
+    Path("near.py").write_text(OWN)
+    yield sdrseg
+    METHODS.pop("near", None)
+
+
+def trained(out, *more):
+    settings = parse_settings([*TINY, *more])
+    return train("shapes:8-2@disjoint", "near.py", out, settings=settings, bases="bases", display=Quiet())
+
+
+def test_settings_of_a_method_are_settings(own):
+    trained("one")
+    trained("two", "near.weight=5")
+    assert len(list(Path("bases").iterdir())) == 1  # plain training does not depend on them
+    configs = [json.loads(Path(r, "config.json").read_text())["config"] for r in ("one", "two")]
+    assert [c["near"]["weight"] for c in configs] == [2.0, 5.0]
+    with pytest.raises(SdrsegError, match=r"near\.weight"):
+        trained("one", "near.weight=3")  # another setting is another run
+    with pytest.raises(UsageError, match=r"unknown key near\.wait"):
+        trained("three", "near.wait=3")
+    _, said, _ = own("methods", "near.py")
+    assert "near.weight" in said and "pull towards the old features" in said
+
+    assert Path("one/method.py").read_text() == OWN
+    METHODS.pop("near")
+    Path("near.py").unlink()
+    Path("one/method.py").write_text("raise SystemExit('executed')")
+    assert all(again["same"] for again in score_again(Path("one")))
+    assert load("one", device="cpu").facts["method"] == "near"
+    assert own("report", "one", "two", "--out", "report.html")[0] == 0
+    assert "near.weight" in Path("report.html").read_text()
+
+
+def test_a_weighted_term_that_never_appears_stops_the_run(own):
+    message = "method near: the term 'near' has weight 7, but nothing returned it in the first epoch of step 1"
+    with pytest.raises(UsageError, match=message):
+        trained("run", "near.weight=7")
+
+
+def test_a_method_whose_name_is_a_section_cannot_have_settings():
+    kind = {"name": "kd", "summary": "s", "settings": {"weight": setting(1.0, "w")}}
+    with pytest.raises(UsageError, match="'kd' cannot name a section"):
+        register_method(type("Kd", (Method,), kind))
