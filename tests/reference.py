@@ -411,16 +411,33 @@ def official_repulsion(F: Array, y: Labels) -> float:
     return sum(inverse) / max(len(inverse), 1)
 
 
-def official_sparsity(F: Array, y: Labels) -> float:
-    """Void is a class like any other; denominators + 1e-15; 0 where all is background."""
-    if {int(c) for c in y.ravel()} == {0}:
-        return 0.0
-    total = 0.0
+def official_sparsity(F: Array, y: Labels, variant: str = "class_max") -> float:
+    """The official code, position by position. Void is a class like any other; denominators + 1e-15 (norms at least
+    1e-12); 0 where everything is 0 after the normalisation, as it is by class maxima where all is background."""
+    only_background = {int(c) for c in y.ravel()} == {0}
+    bars = []
     for b, i, j in positions(y):
-        largest = class_maximum(F, y, int(y[b, i, j]), None)
-        bar = [float(v) / (largest + 1e-15) for v in F[b, :, i, j]]
-        total += sum(math.exp(v) for v in bar) / (sum(bar) + 1e-15)
-    return total / y.size
+        f = [float(v) for v in F[b, :, i, j]]
+        if variant == "norm_l2":
+            scale = max(math.sqrt(sum(v * v for v in f)), 1e-12)
+        elif variant == "entropy_l1":
+            scale = max(sum(abs(v) for v in f), 1e-12)
+        elif variant == "entropy_softmax":
+            f = [math.exp(v) for v in f]
+            scale = sum(f)
+        elif variant in ("norm_max", "norm_max_overall"):
+            scale = (max(f) if variant == "norm_max" else float(F.max())) + 1e-15
+        elif only_background:
+            scale = math.inf
+        else:
+            scale = class_maximum(F, y, int(y[b, i, j]), None) + 1e-15
+        bars.append([v / scale for v in f])
+    if sum(map(sum, bars)) == 0:
+        return 0.0
+    if variant.startswith("entropy"):
+        return sum(-v * math.log(v + 1e-10) for bar in bars for v in bar) / y.size
+    shrunk = {"power2": lambda v: v * v, "power3": lambda v: v**3}.get(variant, math.exp)
+    return sum(sum(map(shrunk, bar)) / (sum(bar) + 1e-15) for bar in bars) / y.size
 
 
 def official_lasso(F: Array) -> float:

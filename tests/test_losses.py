@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -42,6 +42,7 @@ from sdrseg.losses.distillation import (
 from sdrseg.losses.pixels import VOID, masked_sums, mean, rows_of, to_grid
 from sdrseg.losses.prototypes import Prototypes, class_sums, in_batch, labels_on_grid, matching, pseudo_labels, update
 from sdrseg.losses.sparsity import BY_CLASS, active_sums, class_maxima, hoyer_sums, sparsity_sums
+from sdrseg.variants import SparsityVariant
 
 import reference as slow
 
@@ -291,9 +292,17 @@ OFFICIAL: dict[str, Term] = {
         "F", lambda c: official.attraction(c.F, c.grid, c.p), lambda n: slow.official_attraction(n.F, n.grid, n.p)
     ),
     "repulsion": Term("F", lambda c: official.repulsion(c.F, c.grid), lambda n: slow.official_repulsion(n.F, n.grid)),
-    "sparsity": Term("F", lambda c: official.sparsity(c.F, c.grid), lambda n: slow.official_sparsity(n.F, n.grid)),
     "lasso": Term("F", lambda c: official.lasso(c.F), lambda n: slow.official_lasso(n.F)),
     "CIL": Term("z", lambda c: official.cil(c.z, c.t, c.y), lambda n: slow.official_cil(n.z, n.t, n.y)),
+}
+OFFICIAL_SPARSITY: list[Any] = [v for v in get_args(SparsityVariant) if v not in ("l0", "l1")]
+OFFICIAL |= {
+    f"sparsity, {variant}": Term(
+        "F",
+        lambda c, variant=variant: official.sparsity(c.F, c.grid, variant),
+        lambda n, variant=variant: slow.official_sparsity(n.F, n.grid, variant),
+    )
+    for variant in OFFICIAL_SPARSITY
 }
 
 OF_FEATURES = [name for name, term in TERMS.items() if term.wrt == "F"]
@@ -1042,13 +1051,23 @@ def test_official_repulsion_of_one_class_is_zero():
     assert official.repulsion(F.requires_grad_(), torch.zeros_like(y)) == 0
 
 
-def test_official_sparsity_is_zero_where_all_is_background_and_counts_void_as_a_class():
+@pytest.mark.parametrize("variant", OFFICIAL_SPARSITY)
+def test_official_sparsity_of_void_background_and_dead_vectors(variant):
+    """Void counts as a class, a vector without activation counts; by class maxima, background alone gives 0."""
     F, y = _two_images()
-    assert official.sparsity(F, torch.zeros_like(y)) == 0
-    y = torch.where(y == 1, VOID, y)
-    expected = slow.official_sparsity(F.numpy(), y.numpy())
-    assert official.sparsity(F, y).item() == pytest.approx(expected, rel=1e-12)
-    assert mean(sparsity_sums(F, y, "class_max", class_maxima(F, y, 3).amax(0, keepdim=True))).item() != expected
+    for features in (F, torch.where(torch.arange(4) == 1, 0, F)):
+        for labels in (y, torch.where(y == 1, VOID, y), torch.zeros_like(y)):
+            expected = slow.official_sparsity(features.numpy(), labels.numpy(), variant)
+            assert official.sparsity(features, labels, variant).item() == pytest.approx(expected, rel=1e-9)
+            assert (expected == 0) == (variant in BY_CLASS and not labels.any())
+
+
+@pytest.mark.parametrize("variant", [v for v in OFFICIAL_SPARSITY if v != "entropy_softmax"])
+def test_official_sparsity_of_features_that_are_all_zero_is_zero(variant):
+    features = torch.zeros(2, 8, 4, 4, requires_grad=True)
+    value = official.sparsity(features, torch.ones(2, 4, 4, dtype=torch.long), variant)
+    assert value == 0
+    assert torch.autograd.grad(value, features)[0].isfinite().all()
 
 
 def test_cil_of_the_official_code_pushes_the_student_away_from_the_teacher():

@@ -164,7 +164,7 @@ ROWS: dict[str, tuple[Callable[[], Tensor], Callable[[], float]]] = {
         lambda: slow.official_repulsion(F_, GRID_),
     ),
     "sparsity, official": (
-        lambda: official.sparsity(FEATURES, GRID),
+        lambda: official.sparsity(FEATURES, GRID, "class_max"),
         lambda: slow.official_sparsity(F_, GRID_),
     ),
     "sparsity, lasso of the official code": (

@@ -14,7 +14,6 @@ from sdrseg.engine.bases import base_of
 from sdrseg.errors import UsageError
 from sdrseg.losses import official
 from sdrseg.losses.prototypes import class_sums
-from sdrseg.losses.variants import SparsityVariant
 from sdrseg.methods import (
     METHODS,
     Method,
@@ -28,6 +27,7 @@ from sdrseg.methods import (
 from sdrseg.methods.base import From
 from sdrseg.methods.latent import require_official
 from sdrseg.network import build_network
+from sdrseg.variants import SparsityVariant
 
 from methods_bench import CLASSES, N_NEW, N_OLD, Stage, begin, make_batch, make_config
 

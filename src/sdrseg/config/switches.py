@@ -7,7 +7,7 @@ from functools import partial
 from typing import Literal
 
 from sdrseg.config.setting import setting
-from sdrseg.losses.variants import SparsityVariant
+from sdrseg.variants import SparsityVariant
 
 switch = partial(setting, affects="losses")
 """What a base of plain training does not depend on."""

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sdrseg.losses.pixels import VOID, at_least_float32
+from sdrseg.variants import SparsityVariant
 
 TINY = 1e-15
+LOG_GUARD = 1e-10
 
 
 def scrambled(features: Tensor, labels: Tensor, class_id: int) -> Tensor:
@@ -76,17 +78,37 @@ def repulsion(features: Tensor, labels: Tensor) -> Tensor:
     return torch.nan_to_num(inverse.mean()) if inverse.numel() else features.sum() * 0
 
 
-def sparsity(features: Tensor, labels: Tensor) -> Tensor:
-    """L_sp with the class maximum over the batch, and void a class like any other; 0 if there is only background."""
-    features = at_least_float32(features)
+def sparsity(features: Tensor, labels: Tensor, variant: SparsityVariant) -> Tensor:
+    """L_sp and the measures it was compared with, but for l0, which that code lacks: the mean over all positions, void
+    and vectors without activation included; 0 where nothing is left after the normalisation."""
+    if variant == "l1":
+        return lasso(features)
+    bar = _normalised(at_least_float32(features), labels, variant)
+    if not bar.sum() > 0:
+        return bar.sum() * 0
+    if variant in ("entropy_l1", "entropy_softmax"):
+        return -(bar * (bar + LOG_GUARD).log()).sum(1).mean()
+    shrunk = bar.square() if variant == "power2" else bar.pow(3) if variant == "power3" else bar.exp()
+    return (shrunk.sum(1) / (bar.sum(1) + TINY)).mean()
+
+
+def _normalised(features: Tensor, labels: Tensor, variant: SparsityVariant) -> Tensor:
+    """The features as the measure reads them. By the maximum of the class: over the batch, with void a class like any
+    other; where background is the only class it is left out (void was meant), and zeros remain."""
+    if variant in ("norm_l2", "entropy_l1"):
+        return F.normalize(features, p=2 if variant == "norm_l2" else 1, dim=1)
+    if variant == "entropy_softmax":
+        return features.softmax(1)
+    if variant == "norm_max":
+        return features / (features.max(1, keepdim=True).values + TINY)
+    if variant == "norm_max_overall":
+        return features / (features.max() + TINY)
     present = torch.unique(labels)
-    if present.tolist() == [0]:
-        return features.sum() * 0
     scaled = torch.zeros_like(features)
-    for c in present:
+    for c in present if present.tolist() != [0] else ():
         mask = (labels == c)[:, None].expand_as(features)
         scaled = scaled + features * mask / (features[mask].max() + TINY)
-    return (scaled.exp().sum(1) / (scaled.sum(1) + TINY)).mean()
+    return scaled
 
 
 def lasso(features: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sdrseg.kernels.rows import RowSums, exponential_sums
 from sdrseg.losses.pixels import VOID, at_least_float32, masked_sums, rows_of
-from sdrseg.losses.variants import SparsityVariant
+from sdrseg.variants import SparsityVariant
 
 BY_CLASS = ("class_max", "power2", "power3", "l0")
 """The variants that need the largest activation of each class."""

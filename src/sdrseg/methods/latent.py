@@ -222,14 +222,11 @@ class LatentSpace:
         if "repel" in weight:
             terms["repel"] = official.repulsion(features, labels)
         if "sp" in weight:
-            terms["sp"] = self._official_sparsity(features, labels)
+            variant = self.config.sp.variant  # the official code has no l0
+            terms["sp"] = (
+                self._sparsity(features, labels) if variant == "l0" else official.sparsity(features, labels, variant)
+            )
         return terms
-
-    def _official_sparsity(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Where the official code is known to differ from our formulas; the other measures are the same there."""
-        if self.config.sp.variant == "class_max":
-            return official.sparsity(features, labels)
-        return official.lasso(features) if self.config.sp.variant == "l1" else self._sparsity(features, labels)
 
     @torch.no_grad()
     def metrics(self, batch: Batch, features: Tensor) -> dict[str, Tensor]:

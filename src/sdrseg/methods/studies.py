@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from sdrseg.losses.variants import SparsityVariant
 from sdrseg.methods.base import From, Method
 from sdrseg.methods.finetune import FineTune, Offline
 from sdrseg.methods.sdr import SDR
+from sdrseg.variants import SparsityVariant
 
 ROW = "paper: ablation table, VOC 15-1 disjoint"
 OFF: dict[str, Any] = {"kd.weight": 0.0, "pm.weight": 0.0, "cl.attract": 0.0, "cl.repel": 0.0, "sp.weight": 0.0}

@@ -1,4 +1,4 @@
-"""Names of loss variants, apart from torch so that the configuration can be read without it."""
+"""Names of loss variants, which settings and losses share. No torch: a configuration is read without it."""
 
 from typing import Literal
 
