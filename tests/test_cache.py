@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interpreted import NEEDS_TRITON, interpret
+from sdrseg import kernels
 from sdrseg.config import Config
-from sdrseg.data import cache as cache_module
 from sdrseg.data.augment import View, crop512, full_image, padding, rrc, scale_crop, show
 from sdrseg.data.cache import HEADROOM, PixelCache, build_cache, cache_device, free_memory
 from sdrseg.data.index import class_index
@@ -105,10 +106,13 @@ def test_each_equals_showing_the_original(sizes, seed):
         assert torch.equal(outside[n], padding(view))
 
 
-def assert_equals_each(held: Pictures, ids: list[str], chosen: list[View], device: str, way: str) -> None:
+def assert_equals_each(
+    held: Pictures, ids: list[str], chosen: list[View], device: str, use_kernel: bool = True
+) -> None:
     one, other = cached(held), cached(held, device)
     images, masks, outside = one.show_each(ids, chosen)
-    images2, masks2, outside2 = getattr(other, way)(ids, chosen)
+    with nullcontext() if use_kernel else kernels.disabled("views"):
+        images2, masks2, outside2 = other.show_together(ids, chosen)
     assert images2.dtype == masks2.dtype == torch.uint8 and outside2.dtype == torch.bool
     assert images2.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(masks, masks2.cpu())
@@ -118,20 +122,20 @@ def assert_equals_each(held: Pictures, ids: list[str], chosen: list[View], devic
     assert torch.equal(images[whole], images2.cpu()[whole])
 
 
-WAYS = [(device, "show_together") for device in DEVICES]
-WAYS += [(device, "show_by_kernel") for device in DEVICES if device != "cpu"]
+WAYS = [(device, False) for device in DEVICES]
+WAYS += [(device, True) for device in DEVICES if device != "cpu"]
 
 
-@pytest.mark.parametrize(("device", "way"), WAYS)
+@pytest.mark.parametrize(("device", "use_kernel"), WAYS)
 @settings(max_examples=60, deadline=None)
 @given(SIZES, st.integers(0, 2**32 - 1))
-def test_together_equals_each(device, way, sizes, seed):
-    assert_equals_each(pictures(sizes, seed), *views(sizes, seed), device, way)
+def test_together_equals_each(device, use_kernel, sizes, seed):
+    assert_equals_each(pictures(sizes, seed), *views(sizes, seed), device, use_kernel)
 
 
-@pytest.mark.parametrize(("device", "way"), WAYS)
+@pytest.mark.parametrize(("device", "use_kernel"), WAYS)
 @pytest.mark.parametrize("kind", ["scale_crop", "rrc", "crop512", "full_image"])
-def test_together_equals_each_at_real_sizes(device, way, kind):
+def test_together_equals_each_at_real_sizes(device, use_kernel, kind):
     """Long axes: single precision has to find the same source pixel of each of 512."""
     sizes = [(375, 500), (500, 333), (281, 500)]
     chosen = [
@@ -143,7 +147,7 @@ def test_together_equals_each_at_real_sizes(device, way, kind):
         }[kind](size, random.Random(n))
         for n, size in enumerate(sizes)
     ]
-    assert_equals_each(pictures(sizes), ["i0", "i1", "i2"], chosen, device, way)
+    assert_equals_each(pictures(sizes), ["i0", "i1", "i2"], chosen, device, use_kernel)
 
 
 INTERPRETED = """
@@ -154,15 +158,15 @@ from sdrseg.data.augment import Axis
 
 sizes = [(9, 13), (16, 7), (1, 1), (3, 16)]
 ids, chosen = tests.views(sizes, 3)
-tests.assert_equals_each(tests.pictures(sizes), ids, chosen, "cpu", "show_by_kernel")
+tests.assert_equals_each(tests.pictures(sizes), ids, chosen, "cpu")
 long = [(375, 500), (500, 333)]  # a row of each, wider than what a program shows
 for choose in (tests.scale_crop, tests.rrc):
     chosen = [choose(size, 512, (0.5, 2.0), random.Random(n)) for n, size in enumerate(long)]
     one_row = [replace(view, rows=replace(view.rows, out=1, offset=view.rows.size // 2)) for view in chosen]
-    tests.assert_equals_each(tests.pictures(long), ["i0", "i1"], one_row, "cpu", "show_by_kernel")
+    tests.assert_equals_each(tests.pictures(long), ["i0", "i1"], one_row, "cpu")
 end = Axis(0, 40000, 80000, 79936, 64)  # products beyond 2^31
 view = tests.View(Axis(0, 1, 1, 0, 1), end)
-tests.assert_equals_each(tests.pictures([(1, 40000)]), ["i0"], [view], "cpu", "show_by_kernel")
+tests.assert_equals_each(tests.pictures([(1, 40000)]), ["i0"], [view], "cpu")
 """
 
 
@@ -171,13 +175,13 @@ def test_the_kernel_equals_each_without_a_gpu():
     interpret(INTERPRETED)
 
 
-@pytest.mark.parametrize(("device", "way"), WAYS)
-def test_together_is_exact_under_mixed_precision(device, way):
+@pytest.mark.parametrize(("device", "use_kernel"), WAYS)
+def test_together_is_exact_under_mixed_precision(device, use_kernel):
     """Batches may be made inside a training loop's autocast, which must not coarsen the images."""
     held = pictures([(9, 13), (16, 7)])
     ids, chosen = views([(9, 13), (16, 7)], 3)
     with torch.autocast(device, dtype=torch.bfloat16):
-        assert_equals_each(held, ids, chosen, device, way)
+        assert_equals_each(held, ids, chosen, device, use_kernel)
 
 
 def test_extreme_values_survive():
@@ -192,13 +196,11 @@ def test_extreme_values_survive():
 
 def test_which_way_is_taken(monkeypatch):
     cache = cached(pictures([(4, 4)]))
-    for way in ("show_each", "show_together", "show_by_kernel"):
+    for way in ("show_each", "show_together"):
         monkeypatch.setattr(PixelCache, way, lambda *_, way=way: way)
     assert cache.show(["i0"], [full_image((4, 4))]) == "show_each"
     cache.device = torch.device("cuda", 7)
-    for runs, way in ((True, "show_by_kernel"), (False, "show_together")):
-        monkeypatch.setattr(cache_module.kernel, "runs_on", lambda device, runs=runs: runs)
-        assert cache.show(["i0"], [full_image((4, 4))]) == way
+    assert cache.show(["i0"], [full_image((4, 4))]) == "show_together"
 
 
 # --- what a cache holds -----------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 Along each axis the source pixels [low, high) are resized to `size` pixels, and output pixel i shows resized pixel
 i + offset, or padding where there is none. Choosing a view (`scale_crop`, `rrc`, `crop512`, `full_image`) is apart
 from carrying it out, which happens one image at a time with torchvision (`show`) or in batches on a device
-(`cache.py`); both give the same pixels. Masks are resampled to the nearest pixel, images bilinearly with antialiasing.
+(`cache.py`); both give the same pixels. Masks are resampled to the nearest pixel as Pillow does, images bilinearly with
+antialiasing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import random
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 from torchvision.transforms.v2 import functional as F
@@ -45,10 +48,14 @@ class Axis:
         return max(0, -self.offset), min(self.out, self.size - self.offset)
 
     @property
-    def nearest(self) -> Tensor:
-        """The source pixel under the centre of each pixel of that part, as Pillow finds it."""
-        place = torch.arange(*self.shown) + self.offset
-        return self.low + (2 * place + 1) * (self.high - self.low) // (2 * self.size)
+    def nearest(self) -> NDArray[np.int32]:
+        """The source pixel of the label of each pixel of that part: the one Pillow's NEAREST takes. Its centres are
+        running sums in float64, which decides ties."""
+        step = (self.high - self.low) / self.size
+        centres = np.full(self.size, step)
+        centres[0] = step / 2
+        first, last = self.shown
+        return self.low + np.add.accumulate(centres)[first + self.offset : last + self.offset].astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,8 @@ def show(view: View, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         picture = F.resize(picture, [rows.size, columns.size], antialias=True)
     (top, bottom), (left, right) = rows.shown, columns.shown
     picture = F.crop(picture, top + rows.offset, left + columns.offset, bottom - top, right - left)
-    label = mask.index_select(0, rows.nearest).index_select(1, columns.nearest)
+    row, column = (torch.from_numpy(axis.nearest) for axis in (rows, columns))
+    label = mask.index_select(0, row).index_select(1, column)
     border = (left, columns.out - right, top, rows.out - bottom)
     if any(border):
         picture, label = _framed(picture, rows, columns), pad(label, border, value=VOID)

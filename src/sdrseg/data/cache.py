@@ -1,9 +1,7 @@
 """Decoded images and masks kept in RAM or on the GPU, and views carried out there for a whole batch at once.
 
-Images differ in size, so all pixels lie in one long row of 4-byte words: red, green, blue, label. On a GPU one kernel
-makes a batch of them. Without it a batch is gathered into a frame that fits the largest image, and resized as two
-batched matrix products. Both are the antialiased bilinear filter of each sample's rows and of its columns, with exactly
-the weights torchvision uses.
+Images differ in size, so all pixels lie in one long row of 4-byte words: red, green, blue, label. On a GPU
+kernels/views.py makes a batch of them, on a CPU torchvision one image after the other.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from torch import Tensor
 from sdrseg.data.augment import FILL, Axis, View, padding, show
 from sdrseg.data.source import Progress, Source
 from sdrseg.errors import DataError, SdrsegError
-from sdrseg.kernels import views as kernel
+from sdrseg.kernels.views import show as show_views
 from sdrseg.scenario import VOID
 
 Size = tuple[int, int]  # height, width
@@ -42,11 +40,6 @@ class PixelCache:
         self._row = {id: row for row, id in enumerate(sizes)}
         self._first = list(accumulate((height * width for height, width in sizes.values()), initial=0))
         self._pixels = torch.empty(self._first[-1], WORD, dtype=torch.uint8, device=self.device)
-        heights, widths = [height for height, _ in sizes.values()], [width for _, width in sizes.values()]
-        self._frame = (max(heights, default=0), max(widths, default=0))
-        self._starts = torch.tensor(self._first[:-1], device=self.device)
-        self._widths = torch.tensor(widths, device=self.device)
-        self._fill = torch.tensor(FILL, dtype=torch.uint8, device=self.device)
 
     def store(self, id: str, image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> None:
         """Keep an image (H, W, 3) and its mask (H, W). Several threads may do so at a time."""
@@ -80,7 +73,7 @@ class PixelCache:
         """Images (B, 3, out, out) uint8 channels-last, masks (B, out, out) uint8 and padding (B, out, out) bool."""
         if self.device.type == "cpu":
             return self.show_each(ids, views)
-        return (self.show_by_kernel if kernel.runs_on(self.device) else self.show_together)(ids, views)
+        return self.show_together(ids, views)
 
     def show_each(self, ids: Sequence[str], views: Sequence[View]) -> tuple[Tensor, Tensor, Tensor]:
         """One image after the other with torchvision: the faster way on a CPU."""
@@ -89,28 +82,13 @@ class PixelCache:
         return images, torch.stack([mask for _, mask in shown]), torch.stack([padding(view) for view in views])
 
     def show_together(self, ids: Sequence[str], views: Sequence[View]) -> tuple[Tensor, Tensor, Tensor]:
-        """The whole batch in a few large operations: where there is a GPU but no kernel."""
-        frames = self._gather(torch.tensor([self._row[id] for id in ids]).to(self.device, non_blocking=True))
-        upright = [False] * len(views)
-        vertical = _Axes([v.rows for v in views], upright, self._frame[0], self.device)
-        horizontal = _Axes([v.columns for v in views], [v.flip for v in views], self._frame[1], self.device)
-        outside = ~(vertical.inside[:, :, None] & horizontal.inside[:, None, :])
-        colours = frames[..., :3].float()
-        with torch.autocast(self.device.type, enabled=False):  # half precision would be grey levels off
-            narrowed = torch.einsum("bjx,byxc->byjc", horizontal.weights, colours)
-            images = torch.einsum("biy,byjc->bijc", vertical.weights, narrowed).round().clamp(0, 255).to(torch.uint8)
-        images = torch.where(outside[..., None], self._fill, images)
-        sample = torch.arange(len(ids), device=self.device)[:, None, None]
-        masks = frames[sample, vertical.nearest[:, :, None], horizontal.nearest[:, None, :], 3]
-        return images.permute(0, 3, 1, 2), masks.masked_fill(outside, VOID), outside
-
-    def show_by_kernel(self, ids: Sequence[str], views: Sequence[View]) -> tuple[Tensor, Tensor, Tensor]:
-        """The whole batch in one: the fastest way on a GPU."""
+        """The whole batch at once: the faster way on a GPU."""
         numbers = []
         for id, view in zip(ids, views, strict=True):
             rows, columns = ((a.low, a.high, a.size, a.offset) for a in (view.rows, view.columns))
             numbers.append((self._first[self._row[id]], self.sizes[id][1], *rows, *columns, int(view.flip)))
-        return kernel.show(self._words, numbers, views[0].rows.out, views[0].columns.out, FILL, VOID)
+        sources = (_label_sources([view.rows for view in views]), _label_sources([view.columns for view in views]))
+        return show_views(self._words, numbers, *sources, FILL, VOID)
 
     @property
     def _words(self) -> Tensor:
@@ -120,39 +98,13 @@ class PixelCache:
         words = self._of(id).view(*self.sizes[id], WORD)
         return words[:, :, :3].permute(2, 0, 1), words[:, :, 3]
 
-    def _gather(self, rows: Tensor) -> Tensor:
-        """(B, frame height, frame width, 4): each image in the top left corner of a frame; the rest is never read."""
-        height, width = self._frame
-        y = torch.arange(height, device=self.device)[:, None]
-        x = torch.arange(width, device=self.device)[None, :]
-        index = self._starts[rows, None, None] + y * self._widths[rows, None, None] + x
-        words = self._words
-        return words[index.clamp_max(len(words) - 1)].view(torch.uint8).view(len(rows), height, width, WORD)
 
-
-class _Axes:
-    """The same axis of every view of a batch, as tensors on the device.
-
-    weights (B, out, length): the antialiased triangle filter, zero for padding; nearest (B, out): the source pixel of a
-    mask; inside (B, out): not padding.
-    """
-
-    def __init__(self, axes: Sequence[Axis], flips: Sequence[bool], length: int, device: torch.device):
-        out = axes[0].out
-        numbers = torch.tensor([[a.low, a.high, a.size, a.offset] for a in axes])
-        low, high, size, offset = numbers.to(device, non_blocking=True)[:, :, None].unbind(1)
-        flip = torch.tensor(flips)[:, None].to(device, non_blocking=True)
-        place = torch.arange(out, device=device)[None]
-        place = torch.where(flip, out - 1 - place, place) + offset
-        self.inside = (place >= 0) & (place < size)
-        ratio = (high - low).float() / size.float()
-        self.nearest = (low + (2 * place + 1) * (high - low) // (2 * size)).clamp(min=low, max=high - 1)
-        centre = low + (place + 0.5) * ratio
-        reach = ratio.clamp_min(1)
-        source = torch.arange(length, device=device)[None, None]
-        weights = (1 - (source + 0.5 - centre[:, :, None]).abs() / reach[:, :, None]).clamp_min(0)
-        weights = weights * ((source >= low[:, :, None]) & (source < high[:, :, None])) * self.inside[:, :, None]
-        self.weights = weights / weights.sum(2, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+def _label_sources(axes: Sequence[Axis]) -> Tensor:
+    """(B, out) int32: the source pixel of the labels of each view, before flipping; 0 for padding."""
+    table = np.zeros((len(axes), axes[0].out), np.int32)
+    for row, axis in zip(table, axes, strict=True):
+        row[slice(*axis.shown)] = axis.nearest
+    return torch.from_numpy(table)
 
 
 def build_cache(

@@ -32,9 +32,9 @@ from sdrseg.scenario import Step
 
 PARTS = ("model", "memory")
 LARGEST_HALF = 65504.0
-RECIPE = 2
+RECIPE = 3
 """Counts changes of how a base is trained that no setting tells, and of defaults: 2, labels are resized by pixel
-centres."""
+centres; 3, exactly as Pillow resizes them, and they lie on the cells of the padded feature grid."""
 KEY_VERSION = 2
 """Counts changes of what a key is made of: 2, settings at their default stay out."""
 

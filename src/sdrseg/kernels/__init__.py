@@ -1,33 +1,84 @@
-"""Kernels for GPUs where libraries choose slow ones. Everything here has a plain version, which is used elsewhere.
+"""Kernels for GPUs where libraries choose slow ones.
 
-`layers.py`: two layers of the network; `upsampling.py`: bilinear; `pixels.py`: two losses over all pixels; `rows.py`:
-sums over the features; `views.py`: batches of a cache's images. All add in a fixed order, so the same run gives the
-same bits. The kernels themselves are in the files triton_*.py, which are imported only where Triton is there.
+Each module is a function or layer that anyone may call with any tensors on any device: it has a plain version inside
+and decides which one runs. `layers.py`: two layers of the network; `upsampling.py`: bilinear; `pixels.py`: two losses
+over all pixels; `rows.py`: sums over the features; `views.py`: batches of a cache's images. All add in a fixed order,
+so the same run gives the same bits. The kernels themselves are in the files triton_*.py, which are imported only where
+Triton is installed.
+
+`SDRSEG_KERNELS=0` in the environment switches all of them off, `disabled()` all or some for a while.
 """
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from sdrseg.errors import first_line
 
+KERNELS = {
+    "norm": "Frozen batch norm",
+    "depthwise": "Depthwise convolutions",
+    "upsampling": "Upsampling",
+    "pixels": "Losses over pixels",
+    "rows": "Sums over features",
+    "views": "Views of cached images",
+}
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's interpreter runs kernels on a CPU."""
+
+_enabled = dict.fromkeys(KERNELS, os.environ.get("SDRSEG_KERNELS") != "0")
 _found: dict[tuple[str, torch.device], bool] = {}
 
 
-def runs(what: str, device: torch.device, attempt: Callable[[torch.device], object]) -> bool:
-    """Whether kernels run on a device. Code that is being compiled cannot try: it knows what was found before."""
-    if (what, device) not in _found:
+@contextmanager
+def disabled(*names: str) -> Iterator[None]:
+    """Without these kernels, or without any."""
+    if unknown := set(names) - set(KERNELS):
+        raise ValueError(f"no such kernels: {', '.join(sorted(unknown))}; there are {', '.join(KERNELS)}")
+    before = dict(_enabled)
+    _enabled.update(dict.fromkeys(names or KERNELS, False))
+    try:
+        yield
+    finally:
+        _enabled.update(before)
+
+
+def enabled(name: str) -> bool:
+    return _enabled[name]
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Where kernels may run at all."""
+    return x.is_cuda or INTERPRETED
+
+
+def runs(name: str, device: torch.device, attempt: Callable[[torch.device], object]) -> bool:
+    """Whether a kernel runs on a device. Code that is being compiled cannot try: it knows what was found before."""
+    if not _enabled[name]:
+        return False
+    if (name, device) not in _found:
         if torch.compiler.is_compiling():
             return False
-        _found[what, device] = device.type == "cuda" and _succeeds(what, device, attempt)
-    return _found[what, device]
+        _found[name, device] = (device.type == "cuda" or INTERPRETED) and _succeeds(name, device, attempt)
+    return _found[name, device]
 
 
-def _succeeds(what: str, device: torch.device, attempt: Callable[[torch.device], object]) -> bool:
-    """Seen by running them: Triton may be missing, or its compiler, or the GPU be too old."""
+def prepare(device: torch.device) -> None:
+    """Find out which kernels run on a device, before code is compiled for it that calls them."""
+    from sdrseg.kernels import layers, pixels
+
+    layers.runs_on(device)
+    pixels.runs_on(device)
+
+
+def _succeeds(name: str, device: torch.device, attempt: Callable[[torch.device], object]) -> bool:
+    """Seen by running it: Triton or its compiler may be missing, or the GPU be too old."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
             attempt(device)
@@ -35,5 +86,5 @@ def _succeeds(what: str, device: torch.device, attempt: Callable[[torch.device],
     except ImportError:
         return False
     except Exception as error:  # of whatever kind
-        warnings.warn(f"{what} without a kernel of their own, which is slower: {first_line(error)}", stacklevel=3)
+        warnings.warn(f"{KERNELS[name]} run without our kernel, which is slower: {first_line(error)}", stacklevel=3)
         return False

@@ -17,13 +17,12 @@ WHOLE: tl.constexpr = tl.constexpr(12582912.0)
 
 def _axis(place, low, high, size):  # type: ignore[no-untyped-def]
     """Of pixels of an axis resized to `size`: the centre among the source's [low, high), how far the filter reaches
-    from there, the first pixel within, and the one under the centre."""
+    from there, and the first pixel within."""
     ratio = (high - low).to(tl.float32) / size.to(tl.float32)
     centre = low + (place + 0.5) * ratio
     reach = tl.maximum(ratio, 1.0)
-    nearest = low + (2 * place + 1) * (high - low).to(tl.int64) // (2 * size)
     first = tl.floor(centre - reach - 0.5).to(tl.int32)
-    return centre, reach, first, tl.minimum(tl.maximum(nearest, low), high - 1)
+    return centre, reach, first
 
 
 def _weight(source, centre, reach, low, high):  # type: ignore[no-untyped-def]
@@ -38,9 +37,23 @@ def _byte(value):  # type: ignore[no-untyped-def]
 
 
 def _views(  # type: ignore[no-untyped-def]
-    words, numbers, images, masks, outside, height, width, red, green, blue, VOID: tl.constexpr, BLOCK: tl.constexpr
+    words,
+    numbers,
+    label_rows,
+    label_columns,
+    images,
+    masks,
+    outside,
+    height,
+    width,
+    red,
+    green,
+    blue,
+    VOID: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """A part of a row of a view. `numbers`: of each image, as views.Numbers says."""
+    """A part of a row of a view. `numbers`: of each image, as views.Numbers says; `label_rows` and `label_columns`: the
+    source pixel of each label before flipping."""
     image, y = tl.program_id(0) // height, tl.program_id(0) % height
     x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     about = numbers + image * 11
@@ -50,11 +63,12 @@ def _views(  # type: ignore[no-untyped-def]
     left, right = tl.load(about + 6).to(tl.int32), tl.load(about + 7).to(tl.int32)
     columns, offset_x = tl.load(about + 8).to(tl.int32), tl.load(about + 9).to(tl.int32)
     place_y = y + offset_y
-    place_x = tl.where(tl.load(about + 10) != 0, width - 1 - x, x) + offset_x
+    unflipped = tl.where(tl.load(about + 10) != 0, width - 1 - x, x)
+    place_x = unflipped + offset_x
     this = tl.zeros((BLOCK,), tl.int32) + place_y
     inside = (this >= 0) & (this < rows) & (place_x >= 0) & (place_x < columns)
-    centre_y, reach_y, first_y, nearest_y = axis(place_y, top, bottom, rows)
-    centre_x, reach_x, first_x, nearest_x = axis(place_x, left, right, columns)
+    centre_y, reach_y, first_y = axis(place_y, top, bottom, rows)
+    centre_x, reach_x, first_x = axis(place_x, left, right, columns)
 
     reached_y, reached_x = tl.ceil(2 * reach_y).to(tl.int32) + 2, tl.ceil(2 * reach_x).to(tl.int32) + 2
     all_y, all_x = 0.0, tl.zeros((BLOCK,), tl.float32)
@@ -77,7 +91,10 @@ def _views(  # type: ignore[no-untyped-def]
 
     there = x < width
     place = tl.program_id(0).to(tl.int64) * width + x
-    label = (tl.load(words + start + nearest_y * stride + nearest_x, mask=there & inside, other=0) >> 24) & 255
+    shown = there & inside
+    label_y = tl.load(label_rows + image * height + y)
+    label_x = tl.load(label_columns + image * width + unflipped, mask=shown, other=0)
+    label = (tl.load(words + start + label_y * stride + label_x, mask=shown, other=0) >> 24) & 255
     tl.store(masks + place, tl.where(inside, label, VOID).to(tl.uint8), mask=there)
     tl.store(outside + place, tl.where(inside, 0, 1).to(tl.uint8), mask=there)
     tl.store(images + 3 * place, tl.where(inside, byte(r), red.to(tl.uint8)), mask=there)
@@ -92,13 +109,16 @@ views: Any = triton.jit(_views, do_not_specialize=["height", "width", "red", "gr
 
 
 def launch(
-    words: Tensor, numbers: Tensor, height: int, width: int, fill: tuple[int, ...], void: int
+    words: Tensor, numbers: Tensor, rows: Tensor, columns: Tensor, fill: tuple[int, ...], void: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Images (B, 3, height, width) channels last, masks and padding (B, height, width)."""
+    """Images (B, 3, height, width) channels last, masks and padding (B, height, width). `rows` and `columns`: int32."""
+    height, width = rows.shape[1], columns.shape[1]
     like: Any = {"dtype": torch.uint8, "device": words.device}
     images = torch.empty(len(numbers), height, width, 3, **like)
     masks, outside = (torch.empty(len(numbers), height, width, **like) for _ in range(2))
     programs = (len(numbers) * height, triton.cdiv(width, BLOCK))
     with torch.cuda.device(words.get_device()):  # not always the current one
-        views[programs](words, numbers, images, masks, outside, height, width, *fill, VOID=void, BLOCK=BLOCK)
+        views[programs](
+            words, numbers, rows, columns, images, masks, outside, height, width, *fill, VOID=void, BLOCK=BLOCK
+        )
     return images.permute(0, 3, 1, 2), masks, outside.view(torch.bool)
