@@ -4,8 +4,9 @@
     python benchmarks/kernels.py --size 32 --batch 1 --repeat 2    # tiny; without a GPU, only what needs none
 
 On a GPU every way is recorded as a CUDA graph, as in training, and replayed ten times in a round; all ways take turns.
-"least_ms" is how long 4.8 TB/s, the memory of an H200 by its data sheet, take to read what goes in, forward and on the
-way back, and to write what comes out.
+"without" is plain torch, "compiled" torch.compile of the same, both without our kernels. "least_ms" is how long 4.8
+TB/s, the memory of an H200 by its data sheet, take to read what goes in, forward and backward, and to write what comes
+out.
 """
 
 from __future__ import annotations
@@ -13,23 +14,20 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
+from sdrseg import kernels
 from sdrseg.config import load_config
 from sdrseg.distributed import Everyone
-from sdrseg.kernels import pixels, upsampling
-from sdrseg.kernels.layers import choose_kernels, use_fast_layers
+from sdrseg.kernels.layers import use_fast_layers
 from sdrseg.kernels.upsampling import upsample
-from sdrseg.losses import prototypes
 from sdrseg.losses.cross_entropy import unbiased_cross_entropy_sums
 from sdrseg.losses.unbiased import unbiased_sums
-from sdrseg.methods import StepInfo, latent, method_layers
+from sdrseg.methods import StepInfo, method_layers
 from sdrseg.methods.latent import LatentSpace
 from sdrseg.terminal import print_json, print_table
 from step import classes, random_batch
@@ -64,30 +62,29 @@ def losses(images: int, size: int, old: int, new: int, device: torch.device) -> 
         ("cross-entropy and distillation", both, 2 * t.nbytes),
     ):
 
-        def once(loss: Callable[[], Tensor] = loss) -> Any:
+        def once(loss: Callable[[], Tensor]) -> Any:
             return torch.autograd.grad(loss(), z)
 
-        ways: Ways = {"without": without_kernels(once)}
-        if device.type == "cuda":
-            compiled: Any = torch.compile(loss, dynamic=False)
-            ways |= {"compiled": without_kernels(partial(once, compiled)), "ours": once}
-        yield f"{name}, {old} + {new} classes", ways, (3 * z.nbytes + more) / BYTES_PER_MS
-
-
-def never(*_: Any) -> bool:
-    return False
+        yield f"{name}, {old} + {new} classes", all_ways(once, loss), (3 * z.nbytes + more) / BYTES_PER_MS
 
 
 def without_kernels(once: Callable[[], Any]) -> Callable[[], Any]:
-    """The same by the plain formulas."""
+    """The same by the plain versions."""
 
     def plain() -> Any:
-        with ExitStack() as stack:
-            for module in (pixels, latent, prototypes, upsampling):
-                stack.enter_context(patch.object(module, "fits", never))
+        with kernels.disabled():
             return once()
 
     return plain
+
+
+def all_ways(once: Callable[..., Any], forward: Callable[..., Any]) -> Ways:
+    """`once(forward)` does `forward` and its backward. On a GPU also compiled, and with our kernels."""
+    ways: Ways = {"without": without_kernels(partial(once, forward))}
+    if torch.cuda.is_available():
+        compiled: Any = torch.compile(forward, dynamic=False)
+        ways |= {"compiled": without_kernels(partial(once, compiled)), "ours": partial(once, forward)}
+    return ways
 
 
 def terms(images: int, size: int, old: int, new: int, device: torch.device) -> tuple[str, Ways, float]:
@@ -99,15 +96,15 @@ def terms(images: int, size: int, old: int, new: int, device: torch.device) -> t
     space = LatentSpace(load_config("voc", None, None, method_layers("sdr", "default", None)), Everyone(alone=True))
     space.begin_step(StepInfo(1, old, new, "disjoint"), 2048, 16, device, nonnegative=True)
 
-    def once() -> Any:
-        weights = space.weights()
-        said = space.terms(batch, features, teacher)
-        return torch.autograd.grad(sum(weights[name] * term for name, term in said.items()), features)
+    weights = space.weights()
 
-    ways: Ways = {"without": without_kernels(once)}
-    if device.type == "cuda":
-        ways["ours"] = once
-    return f"terms on the features, {old} + {new} classes", ways, 3 * features.nbytes / BYTES_PER_MS
+    def weighted() -> Any:
+        return sum(weights[name] * term for name, term in space.terms(batch, features, teacher).items())
+
+    def once(loss: Callable[[], Tensor]) -> Any:
+        return torch.autograd.grad(loss(), features)
+
+    return f"terms on the features, {old} + {new} classes", all_ways(once, weighted), 3 * features.nbytes / BYTES_PER_MS
 
 
 def layers(images: int, size: int, device: torch.device) -> Iterator[tuple[str, Ways, float]]:
@@ -122,20 +119,17 @@ def layers(images: int, size: int, device: torch.device) -> Iterator[tuple[str, 
         kind: Any = torch.bfloat16 if device.type == "cuda" else torch.float32
         maps = logits(images, channels, size // stride, device).to(kind).requires_grad_(back)
         upstream = torch.ones_like(maps)
-        ways: Ways = {}
-        for way in ("without", "ours") if device.type == "cuda" else ("without",):
-            layer = nn.Sequential(make()).eval().to(device)
-            if way == "ours":
-                use_fast_layers(layer)
-                choose_kernels(layer, device)
+        layer = nn.Sequential(make()).eval().to(device)
+        use_fast_layers(layer)
 
-            def once(layer: Any = layer, maps: Tensor = maps, upstream: Tensor = upstream, back: bool = back) -> Any:
-                with torch.inference_mode(not back), torch.autocast(device.type, torch.bfloat16, device.type == "cuda"):
-                    said = layer(maps)
-                return torch.autograd.grad(said, [maps, *layer.parameters()], upstream) if back else said
+        def once(
+            forward: Any, layer: Any = layer, maps: Tensor = maps, up: Tensor = upstream, back: bool = back
+        ) -> Any:
+            with torch.inference_mode(not back), torch.autocast(device.type, torch.bfloat16, device.type == "cuda"):
+                said = forward(maps)
+            return torch.autograd.grad(said, [maps, *layer.parameters()], up) if back else said
 
-            ways[way] = once
-        yield name, ways, (5 if back else 2) * maps.nbytes / BYTES_PER_MS
+        yield name, all_ways(once, layer), (5 if back else 2) * maps.nbytes / BYTES_PER_MS
 
 
 def upsamplings(
@@ -149,14 +143,13 @@ def upsamplings(
         maps = logits(images, channels, size // stride, device).to(kind).requires_grad_()
         upstream = logits(images, channels, 4 * size // stride, device).to(to)
 
-        def once(maps: Tensor = maps, up: Tensor = upstream, align: bool = align, to: torch.dtype = to) -> Any:
-            said = upsample(maps, (up.shape[-2], up.shape[-1]), align_corners=align, kind=to)
-            return torch.autograd.grad(said, maps, up)
+        def larger(maps: Tensor = maps, up: Tensor = upstream, align: bool = align, to: torch.dtype = to) -> Tensor:
+            return upsample(maps, (up.shape[-2], up.shape[-1]), align_corners=align, kind=to)
 
-        ways: Ways = {"without": without_kernels(once)}
-        if device.type == "cuda":
-            ways["ours"] = once
-        yield name, ways, 2 * (maps.nbytes + upstream.nbytes) / BYTES_PER_MS
+        def once(forward: Callable[[], Tensor], maps: Tensor = maps, up: Tensor = upstream) -> Any:
+            return torch.autograd.grad(forward(), maps, up)
+
+        yield name, all_ways(once, larger), 2 * (maps.nbytes + upstream.nbytes) / BYTES_PER_MS
 
 
 def recorded(once: Callable[[], Any]) -> Callable[[int], None]:

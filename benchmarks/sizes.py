@@ -12,15 +12,16 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
+from sdrseg import kernels
 from sdrseg.config import load_config, parse_settings
 from sdrseg.data.augment import normalise
 from sdrseg.engine.launch import make_fabric
-from sdrseg.kernels.layers import choose_kernels
 from sdrseg.network import build_network
 from sdrseg.terminal import print_json, print_table
 
@@ -63,8 +64,6 @@ def main() -> None:
     config = load_config("voc", None, parse_settings([f"net.encoder={args.encoder}", "net.weights=none"]))
     fabric = make_fabric(config)
     network = build_network(config.net, 21).place_on(fabric.device).eval()
-    if args.without:
-        choose_kernels(network, torch.device("cpu"))
     stopwatch = Stopwatch(network)
     heights = [512 - 16 * number for number in range(args.sizes + 1)]  # others would be padded to these
 
@@ -73,7 +72,8 @@ def main() -> None:
         images = torch.randint(0, 256, (args.batch, height, 500, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
         images = images.to(fabric.device)
         begin = time.perf_counter()
-        with fabric.autocast():
+        without = kernels.disabled("depthwise") if args.without else nullcontext()
+        with fabric.autocast(), without:
             network(normalise(images))
         if fabric.device.type == "cuda":
             torch.cuda.synchronize()

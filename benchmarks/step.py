@@ -4,11 +4,13 @@
     python benchmarks/step.py --encoder toy16 --size 64 --batch 4 --repeat 3     # tiny, anywhere
     python benchmarks/step.py --classes 101+50 --batch 4 16    # as many classes as ADE20K
     python benchmarks/step.py --profile --methods ft sdr       # what the time goes to
+    python benchmarks/step.py --batch 8 --methods ft sdr --without rows pixels     # what each kernel of ours gains
 
 The passes are the engine's own. Medians over iterations; on a GPU by CUDA events, in bf16 and channels-last. Ratios are
 to the first method of the same setting and the same kind of pass. "kd only" is SDR without its four terms on the
 features: the difference is what they cost. "step 0" is the first step, which all methods share: all classes, no
-teacher, batch norm with the statistics of the batch.
+teacher, batch norm with the statistics of the batch. With --without every row is measured again without each of these
+kernels ("all": without any): "gain" is the share of the time without it that the kernel saves.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 
 import torch
 
+from sdrseg import kernels
 from sdrseg.config import load_config, parse_settings
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batch
@@ -183,6 +186,8 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--profile", action="store_true", help="also the time of each kind of kernel")
+    choices = [*kernels.KERNELS, "all"]
+    parser.add_argument("--without", nargs="+", default=[], choices=choices, help="measure again without each of these")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -195,6 +200,12 @@ def main() -> None:
             if gpu:
                 ratios["memory_ratio"] = figures["peak_gib"] / first["peak_gib"]
             rows.append({"method": row, "speed": speed, **asdict(setting), **figures, **ratios})
+            for name in args.without:
+                torch.compiler.reset()  # what was compiled with the kernel
+                with kernels.disabled(*() if name == "all" else (name,)):
+                    plain = measure(row, speed, setting, args)
+                torch.compiler.reset()
+                rows[-1] |= {f"without_{name}_ms": plain["ms"], f"gain_{name}": 1 - figures["ms"] / plain["ms"]}
     if args.json:
         print_json({"device": device_name(), **versions(), "rows": rows})
         return

@@ -1,4 +1,4 @@
-"""Triton's kernels without a GPU."""
+"""What tests of kernels share: Triton's interpreter in place of a GPU, and how close is close."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import torch
 
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 
 
@@ -23,3 +26,8 @@ def interpret(program: str, *words: str) -> None:
     if "only 0-dimensional arrays can be converted" in done.stderr:
         pytest.skip(f"the interpreter of Triton {version('triton')} cannot loop with NumPy {np.__version__}")
     assert done.returncode == 0, done.stderr
+
+
+def close(found: torch.Tensor, truth: torch.Tensor, kind: torch.dtype) -> None:
+    far = float((found.double().cpu() - truth).norm() / truth.norm().clamp_min(1e-2))
+    assert far < TOLERANCE[kind], far

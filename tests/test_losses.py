@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as nn
 
+from sdrseg.kernels.plain import rows_of
 from sdrseg.losses import official, prototypes
 from sdrseg.losses.contrast import (
     attraction,
@@ -39,7 +40,7 @@ from sdrseg.losses.distillation import (
     encoder_distillation_sums,
     unbiased_distillation_sums,
 )
-from sdrseg.losses.pixels import VOID, masked_sums, mean, rows_of, to_grid
+from sdrseg.losses.pixels import VOID, masked_sums, mean, to_grid
 from sdrseg.losses.prototypes import Prototypes, class_sums, in_batch, labels_on_grid, matching, pseudo_labels, update
 from sdrseg.losses.sparsity import BY_CLASS, active_sums, class_maxima, hoyer_sums, sparsity_sums
 from sdrseg.variants import SparsityVariant

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sdrseg.config.net import Net
 from sdrseg.errors import UsageError
-from sdrseg.kernels.layers import choose_kernels, use_fast_layers
+from sdrseg.kernels.layers import use_fast_layers
 from sdrseg.kernels.upsampling import upsample
 from sdrseg.network_parts import OfficialDecoder, place_strides, refine_deeplab
 from sdrseg.scenario.spec import nearest
@@ -109,7 +109,6 @@ class Network(nn.Module):
         """Move it to a device, laid out there as convolutions like it best: channels last."""
         move: Any = self.to  # not every version of torch declares memory_format
         move(device, memory_format=torch.channels_last)
-        choose_kernels(self, device)
         return self
 
     def encoder_parameters(self) -> Iterator[nn.Parameter]:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from sdrseg import kernels
 from sdrseg.config import Config
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batch
 from sdrseg.errors import UsageError, first_line
-from sdrseg.kernels.pixels import found_to_run
 from sdrseg.methods.base import Method
 from sdrseg.network import Network
 
@@ -77,7 +77,7 @@ class CompiledPass(Pass):
         self, fabric: Fabric, method: Method, student: Any, teacher: Network | None, say: Callable[[str], None]
     ):
         super().__init__(fabric, method, student, teacher)
-        found_to_run(fabric.device)  # while compiling it is too late to try
+        kernels.prepare(fabric.device)  # while compiling it is too late to try
         self._say = say
         self._trunk = _compiled_trunk(self.backend)
         self._finish: Any = torch.compile(_copy(_finish), dynamic=False, backend=self.backend)

@@ -1,6 +1,6 @@
 """Two layers with faster kernels on GPUs than those that libraries choose; elsewhere they are what they were.
 
-Batch norm with frozen statistics: torch's way back writes its gradient in another layout than channels last, which the
+Batch norm with frozen statistics: torch's backward writes its gradient in another layout than channels last, which the
 convolution before it then copies back. The kernels of synchronised batch norm do the same arithmetic without that.
 Depthwise convolutions: cuDNN takes thirty times as long for dilated ones as reading and writing their maps does; a
 kernel of our own (triton_depthwise.py) takes their place, forward and for both gradients. For others it is
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sdrseg.kernels import runs
+from sdrseg.kernels import enabled, on_gpu, runs
 
 
 def use_fast_layers(network: nn.Module) -> None:
@@ -36,10 +36,11 @@ def _is_depthwise(conv: nn.Conv2d) -> bool:
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """nn.BatchNorm2d; on a GPU with a faster way back where statistics are frozen."""
+    """nn.BatchNorm2d; on a GPU with a faster backward where statistics are frozen."""
 
     def forward(self, maps: Tensor) -> Tensor:
-        if self.training or not maps.is_cuda or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        wanted = torch.is_grad_enabled() and not self.training and enabled("norm")
+        if not wanted or not maps.is_cuda or torch.compiler.is_compiling():
             return super().forward(maps)
         known = self.weight is not None and self.running_mean is not None and self.running_mean.dtype == torch.float32
         if not known or maps.numel() == 0 or not maps.is_contiguous(memory_format=torch.channels_last):
@@ -75,24 +76,20 @@ class FrozenNorm(torch.autograd.Function):
 
 
 class DepthwiseConv2d(nn.Conv2d):
-    """A depthwise convolution; with our kernel once `choose_kernels` found that it runs."""
-
-    fast = False
+    """A depthwise convolution; with our kernel where it runs."""
 
     def forward(self, maps: Tensor) -> Tensor:
         inferring = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()  # compilers cannot ask
         ours = self.dilation[0] > 1 or inferring
-        if not self.fast or not ours or not maps.is_cuda or maps.dtype == torch.float64:
+        if not ours or not on_gpu(maps) or maps.dtype == torch.float64 or not runs_on(maps.device):
             return super().forward(maps)
         kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else maps.dtype
         return cast(Tensor, depthwise(maps.to(kind), self.weight.to(kind), self.dilation[0]))
 
 
-def choose_kernels(network: nn.Module, device: torch.device) -> None:
-    """Whether the depthwise convolutions of a network that was moved to this device use our kernel there."""
-    for module in network.modules():
-        if isinstance(module, DepthwiseConv2d):
-            module.fast = runs("Depthwise convolutions", device, _attempt)
+def runs_on(device: torch.device) -> bool:
+    """Whether depthwise convolutions have our kernel there."""
+    return runs("depthwise", device, _attempt)
 
 
 def _attempt(device: torch.device) -> None:

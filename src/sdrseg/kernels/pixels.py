@@ -1,41 +1,19 @@
-"""Cross-entropy and unbiased distillation, summed over all pixels: one kernel forward and one back for both.
+"""Cross-entropy and unbiased distillation, summed over all pixels: one kernel forward and one backward for both.
 
-The formulas of losses/cross_entropy.py and losses/distillation.py make some twenty passes over the logits of all pixels
-and keep several of their results for the way back, and each makes a gradient as large as the logits. Here nothing is
-kept but the logits, and there is one gradient.
+The plain formulas, which the losses pass in, make some twenty passes over the logits of all pixels and keep several of
+their results for the backward pass, and each makes a gradient as large as the logits. Here nothing is kept but the
+logits, and there is one gradient.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from sdrseg.kernels import runs
-
-
-def fits(logits: Tensor, hidden: int, teacher: Tensor | None = None) -> bool:
-    """Whether the kernels are for these logits: float32 on a GPU and channels last."""
-    if not logits.is_cuda or logits.numel() == 0:
-        return False
-    both = [logits] if teacher is None else [logits, teacher]
-    laid = all(z.dtype == torch.float32 and z.is_contiguous(memory_format=torch.channels_last) for z in both)
-    if teacher is not None:
-        laid = laid and not teacher.requires_grad and teacher.device == logits.device
-        laid = laid and hidden in (1, teacher.shape[1])
-    return laid and found_to_run(logits.device)
-
-
-def found_to_run(device: torch.device) -> bool:
-    return runs("Losses over pixels", device, _attempt)
-
-
-def _attempt(device: torch.device) -> None:
-    logits = torch.zeros(1, 3, 1, 1, device=device, requires_grad=True)
-    somewhere = torch.zeros(1, 1, 1, dtype=torch.uint8, device=device)
-    for teacher in (None, logits.detach()[:, :2]):
-        torch.autograd.grad(pixel_losses(logits, somewhere, 2, teacher, somewhere).sum(), logits)
+from sdrseg.kernels import on_gpu, runs
 
 
 def loss_sums(
@@ -44,12 +22,39 @@ def loss_sums(
     hidden: int,
     teacher: Tensor | None = None,
     keep: Tensor | None = None,
+    *,
+    plain: Callable[[], Tensor],
 ) -> Tensor:
-    """(2,): Σ of losses.cross_entropy.unbiased_cross_entropy_sums, where background stands for `hidden` channels, and,
-    with a teacher, Σ of losses.distillation.unbiased_distillation_sums."""
+    """(2,): Σ over labelled pixels of the cross-entropy, where background stands for `hidden` channels; with a teacher,
+    Σ over the pixels in `keep` of unbiased distillation, without one anything. `plain` computes the same."""
+    if not _fits(logits, hidden, teacher):
+        return plain()
     labels = labels.contiguous()
     keep = labels if keep is None else keep.contiguous()  # nobody looks at it without a teacher
     return cast(Tensor, pixel_losses(logits, labels, hidden, teacher, keep))
+
+
+def _fits(logits: Tensor, hidden: int, teacher: Tensor | None) -> bool:
+    """Whether the kernels are for these logits: float32 on a GPU and channels last."""
+    if not on_gpu(logits) or logits.numel() == 0:
+        return False
+    both = [logits] if teacher is None else [logits, teacher]
+    laid = all(z.dtype == torch.float32 and z.is_contiguous(memory_format=torch.channels_last) for z in both)
+    if teacher is not None:
+        laid = laid and not teacher.requires_grad and teacher.device == logits.device
+        laid = laid and hidden in (1, teacher.shape[1])
+    return laid and runs_on(logits.device)
+
+
+def runs_on(device: torch.device) -> bool:
+    return runs("pixels", device, _attempt)
+
+
+def _attempt(device: torch.device) -> None:
+    logits = torch.zeros(1, 3, 1, 1, device=device, requires_grad=True)
+    somewhere = torch.zeros(1, 1, 1, dtype=torch.uint8, device=device)
+    for teacher in (None, logits.detach()[:, :2]):
+        torch.autograd.grad(pixel_losses(logits, somewhere, 2, teacher, somewhere).sum(), logits)
 
 
 @torch.library.custom_op("sdrseg::pixel_losses", mutates_args=())

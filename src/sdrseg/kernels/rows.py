@@ -1,7 +1,7 @@
 """Sums over the channels of each position of the features, and over the positions of each class.
 
-The plain formulas make dozens of passes over the features, forward and back, most of them in float32. These read them
-as they are, once for each kind of sum, and write each gradient once.
+The plain versions make dozens of passes over the features, forward and backward, most of them in float32. The kernels
+read the features as they are, once for each kind of sum, and write each gradient once.
 """
 
 from __future__ import annotations
@@ -12,10 +12,55 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sdrseg.kernels import runs
+from sdrseg.kernels import on_gpu, runs
+from sdrseg.kernels.plain import at_least_float32, rows_of
 
 
-class RowSums(NamedTuple):
+def readable(features: Tensor) -> Tensor:
+    """Features (B, C, h, w) for several of these functions: half precision stays only where the kernels read it."""
+    return features if _fits(features) else at_least_float32(features)
+
+
+def squared_norms(features: Tensor) -> Tensor:
+    """Σ f² of each position, (B, h·w)."""
+    if _fits(features):
+        return _row_sums(features).square
+    norms: Tensor = torch.linalg.vector_norm(at_least_float32(features), dim=1)
+    return norms.square().flatten(1)
+
+
+def largest(features: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest channel of each position and how many are as large, both (B, h·w)."""
+    if _fits(features):
+        return _row_sums(features)[:2]
+    x = rows_of(at_least_float32(features))
+    top = x.amax(2)
+    return top, (x.detach() == top.detach()[:, :, None]).sum(2).to(x.dtype)
+
+
+def exponential_ratios(features: Tensor, scale: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """Σ exp(f/s) / max(Σ f/s, floor) and Σ f of each position with its own scale s; all (B, h·w)."""
+    if _fits(features):
+        factor = 1 / scale
+        total = _row_sums(features).total
+        return _exponential_sums(features, factor) / (total * factor).clamp_min(floor), total
+    x = rows_of(at_least_float32(features))
+    bar = x / scale[:, :, None]
+    return bar.exp().sum(2) / bar.sum(2).clamp_min(floor), x.sum(2)
+
+
+def class_totals(features: Tensor, member: Tensor) -> Tensor:
+    """Σ f of the positions of each class, (B, K, C) in at least float32. `member` (B, K, h·w) bool: each position is of
+    one class at most."""
+    if _fits(features):
+        apply: Any = _Totals.apply
+        return cast(Tensor, apply(features, member))
+    x = rows_of(at_least_float32(features))
+    with torch.autocast(features.device.type, enabled=False):  # it would round to half precision
+        return member.to(x.dtype) @ x
+
+
+class _RowSums(NamedTuple):
     """Of each position, (B, h·w) in float32: its largest channel, how many are as large, Σ f and Σ f²."""
 
     top: Tensor
@@ -24,39 +69,34 @@ class RowSums(NamedTuple):
     square: Tensor
 
 
-def fits(features: Tensor) -> bool:
-    """Whether the kernels are for these features: on a GPU, channels last, computed kernel by kernel."""
-    if not features.is_cuda or torch.compiler.is_compiling():
+def _fits(features: Tensor) -> bool:
+    """Whether the kernels are for these features: on a GPU, channels last; a compiler fuses the plain versions."""
+    if not on_gpu(features) or torch.compiler.is_compiling():
         return False
     laid = features.is_contiguous(memory_format=torch.channels_last) and features.dtype != torch.float64
-    return laid and features.numel() > 0 and runs("Sums over features", features.device, _attempt)
+    return laid and features.numel() > 0 and runs("rows", features.device, _attempt)
 
 
 def _attempt(device: torch.device) -> None:
     for kind in (torch.float32, torch.bfloat16, torch.float16):
         features = torch.ones(1, 3, 2, 1, device=device, dtype=kind).contiguous(memory_format=torch.channels_last)
         features.requires_grad_()
-        sums = row_sums(features)
-        made = sums.square + sums.top + exponential_sums(features, torch.ones_like(sums.top))
+        sums = _row_sums(features)
+        made = sums.square + sums.top + _exponential_sums(features, torch.ones_like(sums.top))
         member = torch.ones(1, 1, 2, device=device, dtype=torch.bool)
-        torch.autograd.grad(made.sum() + class_totals(features, member).sum(), features)
+        apply: Any = _Totals.apply
+        torch.autograd.grad(made.sum() + apply(features, member).sum(), features)
 
 
-def row_sums(features: Tensor) -> RowSums:
+def _row_sums(features: Tensor) -> _RowSums:
     apply: Any = _Rows.apply
-    return RowSums(*apply(features))
+    return _RowSums(*apply(features))
 
 
-def exponential_sums(features: Tensor, factor: Tensor) -> Tensor:
+def _exponential_sums(features: Tensor, factor: Tensor) -> Tensor:
     """Σ exp(r f) of each position with its own factor r, (B, h·w)."""
     apply: Any = _Exponentials.apply
     return cast(Tensor, apply(features, factor.contiguous()))
-
-
-def class_totals(features: Tensor, member: Tensor) -> Tensor:
-    """Σ f of the positions of each class, (B, K, C) in float32. `member` (B, K, h·w) bool: of one class at most."""
-    apply: Any = _Totals.apply
-    return cast(Tensor, apply(features, member))
 
 
 class _Rows(torch.autograd.Function):
@@ -64,7 +104,7 @@ class _Rows(torch.autograd.Function):
     def forward(ctx: Any, features: Tensor) -> tuple[Tensor, ...]:
         from sdrseg.kernels.triton_rows import launch, rows
 
-        made = [_one_each(features) for _ in RowSums._fields]
+        made = [_one_each(features) for _ in _RowSums._fields]
         launch(rows, features, *made)
         ctx.save_for_backward(features, *made[:2])
         ctx.mark_non_differentiable(made[1])

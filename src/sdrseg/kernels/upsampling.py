@@ -1,7 +1,7 @@
 """Bilinear upsampling, in one kernel forward and one back.
 
 torch's takes ten times as long as writing its result does, wants float32 to keep its precision, so that what is bf16 is
-copied before and after, and its way back adds in an order that changes from run to run. Ours reads and writes what is
+copied before and after, and its backward adds in an order that changes from run to run. Ours reads and writes what is
 wanted, computes in float32, and adds in a fixed order.
 """
 
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sdrseg.kernels import runs
+from sdrseg.kernels import enabled, on_gpu, runs
+from sdrseg.kernels.plain import at_least_float32
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 FARTHEST = 32
@@ -30,25 +31,21 @@ def upsample(
     that is not looked into.
     """
     kind = torch.float64 if maps.dtype == torch.float64 else kind
-    if torch.compiler.is_dynamo_compiling() or fits(maps, maps.shape[-2:], size):
+    if (enabled("upsampling") and torch.compiler.is_dynamo_compiling()) or _fits(maps, maps.shape[-2:], size):
         return cast(Tensor, upsampled(maps, *size, align_corners, kind))
     return _plain(maps, *size, align_corners).to(kind)
 
 
 def _plain(maps: Tensor, height: int, width: int, align_corners: bool) -> Tensor:
-    return F.interpolate(_wide(maps), size=(height, width), mode="bilinear", align_corners=align_corners)
+    return F.interpolate(at_least_float32(maps), size=(height, width), mode="bilinear", align_corners=align_corners)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
-def fits(given: Tensor, small: Sequence[int], large: Sequence[int]) -> bool:
+def _fits(given: Tensor, small: Sequence[int], large: Sequence[int]) -> bool:
     """Whether the kernels are for maps of these sizes, and run where `given` is: the maps, or the gradient."""
-    if not given.is_cuda or given.dtype not in KINDS or given.numel() == 0:
+    if not on_gpu(given) or given.dtype not in KINDS or given.numel() == 0:
         return False
     larger = all(1 < a <= b <= FARTHEST * a for a, b in zip(small, large, strict=True))
-    return larger and runs("Upsampled maps", given.device, _attempt)
+    return larger and runs("upsampling", given.device, _attempt)
 
 
 def _attempt(device: torch.device) -> None:
@@ -63,7 +60,7 @@ def _attempt(device: torch.device) -> None:
 @torch.library.custom_op("sdrseg::upsample", mutates_args=())
 def upsampled(maps: Tensor, height: int, width: int, align_corners: bool, kind: torch.dtype) -> Tensor:
     """Maps (B, C, h, w) to (B, C, height, width), channels last."""
-    if fits(maps, maps.shape[-2:], (height, width)):
+    if _fits(maps, maps.shape[-2:], (height, width)):
         from sdrseg.kernels.triton_upsampling import launch
 
         return launch(maps.contiguous(memory_format=torch.channels_last), (height, width), align_corners, kind)
@@ -74,12 +71,12 @@ def upsampled(maps: Tensor, height: int, width: int, align_corners: bool, kind: 
 def upsampled_back(gradient: Tensor, height: int, width: int, align_corners: bool, kind: torch.dtype) -> Tensor:
     """The gradient of maps (B, C, height, width) of this kind, from that of the result."""
     gradient = gradient.contiguous(memory_format=torch.channels_last)
-    if fits(gradient, (height, width), gradient.shape[-2:]):
+    if _fits(gradient, (height, width), gradient.shape[-2:]):
         from sdrseg.kernels.triton_upsampling import launch
 
         return launch(gradient, (height, width), align_corners, kind, back=True)
     back = torch.ops.aten.upsample_bilinear2d_backward(
-        _wide(gradient), list(gradient.shape[-2:]), [*gradient.shape[:2], height, width], align_corners
+        at_least_float32(gradient), list(gradient.shape[-2:]), [*gradient.shape[:2], height, width], align_corners
     )
     return cast(Tensor, back).to(kind).contiguous(memory_format=torch.channels_last)
 

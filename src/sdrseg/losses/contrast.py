@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sdrseg.losses.pixels import VOID, at_least_float32, rows_of, widest
+from sdrseg.kernels.plain import at_least_float32, rows_of
+from sdrseg.losses.pixels import VOID, widest
 from sdrseg.losses.prototypes import EPS, ClassSums, Prototypes, sums_by_image
 
 

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sdrseg.kernels import pixels
-from sdrseg.losses.pixels import VOID, at_least_float32
+from sdrseg.kernels.plain import at_least_float32
+from sdrseg.losses.pixels import VOID
 
 
 def cross_entropy_sums(logits: Tensor, labels: Tensor, *, count_void: bool = False) -> Tensor:
@@ -21,14 +22,15 @@ def unbiased_cross_entropy_sums(logits: Tensor, labels: Tensor, n_old: int, *, c
     log q_0 := logsumexp_{c<n_old} z_c − logsumexp z. Labels below n_old count as background. With n_old = 1 it is CE.
     """
     z = at_least_float32(logits)
-    if pixels.fits(z, n_old):
-        loss = pixels.loss_sums(z, labels, n_old)[0]
-    else:
+
+    def plain() -> Tensor:
         valid = labels != VOID
         label = torch.where(valid, labels, 0).long()
         background = z[:, 0] if n_old == 1 else z[:, :n_old].logsumexp(1)
         own = torch.where(label < n_old, background, _own(z, label))
-        loss = torch.where(valid, z.logsumexp(1) - own, 0).sum()
+        return torch.where(valid, z.logsumexp(1) - own, 0).sum()[None]
+
+    loss = pixels.loss_sums(z, labels, n_old, plain=plain)[0]
     return torch.stack([loss, counted(labels, count_void).to(loss.dtype)])
 
 
@@ -47,7 +49,7 @@ def binary_cross_entropy_sums(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _own(z: Tensor, label: Tensor) -> Tensor:
-    """The logit of each pixel's own label. Compiled, the way back of a gather would be another buffer as large as z."""
+    """The logit of each pixel's own label. Compiled, the backward of a gather needs another buffer as large as z."""
     if torch.compiler.is_compiling():
         channel = torch.arange(z.shape[1], device=z.device)[:, None, None]
         return torch.where(channel == label[:, None], z, 0).sum(1)

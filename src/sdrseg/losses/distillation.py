@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sdrseg.losses.pixels import VOID, at_least_float32, masked_sums
+from sdrseg.kernels.plain import at_least_float32
+from sdrseg.losses.pixels import VOID, masked_sums
 
 
 def distillation_sums(z: Tensor, t: Tensor, keep: Tensor, *, alpha: float = 1.0) -> Tensor:

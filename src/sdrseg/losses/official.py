@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sdrseg.losses.pixels import VOID, at_least_float32
+from sdrseg.kernels.plain import at_least_float32
+from sdrseg.losses.pixels import VOID
 from sdrseg.variants import SparsityVariant
 
 TINY = 1e-15

@@ -1,4 +1,4 @@
-"""What all losses share: precision, void, padding, the feature grid, and means from sums."""
+"""What all losses share: void, padding, the feature grid, and means from sums."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 VOID = 255
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision becomes float32; float32 and float64 stay what they are."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def widest(x: Tensor) -> Tensor:
@@ -37,8 +32,3 @@ def to_grid(x: Tensor, size: tuple[int, int], stride: int, outside: float) -> Te
     found = x[..., ::stride, ::stride]
     missing = (0, size[1] - found.shape[-1], 0, size[0] - found.shape[-2])
     return F.pad(found, missing, value=outside) if any(missing) else found
-
-
-def rows_of(features: Tensor) -> Tensor:
-    """Features (B, C, h, w) as one vector per position, (B, h·w, C), without copying."""
-    return features.flatten(2).transpose(1, 2)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sdrseg.kernels.rows import RowSums, class_totals, fits, row_sums
-from sdrseg.losses.pixels import VOID, at_least_float32, rows_of, to_grid
+from sdrseg.kernels.plain import rows_of
+from sdrseg.kernels.rows import class_totals, readable, squared_norms
+from sdrseg.losses.pixels import VOID, to_grid
 
 EPS = 1e-12
 """Inside square roots: the derivative of √ at 0 is infinite."""
@@ -45,18 +46,10 @@ class Prototypes(NamedTuple):
         return self.seen > 0
 
 
-def sums_by_image(
-    features: Tensor, labels: Tensor, classes: int, rows: RowSums | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For each image and class: positions (B, K), Σ features (B, K, C), Σ squared norms (B, K).
-
-    `rows`: sums over the channels, where a kernel has made them already.
-    """
-    if fits(features):
-        squares = (rows or row_sums(features)).square
-    else:
-        features = at_least_float32(features)
-        squares = torch.linalg.vector_norm(features, dim=1).square().flatten(1)
+def sums_by_image(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For each image and class: positions (B, K), Σ features (B, K, C), Σ squared norms (B, K)."""
+    features = readable(features)
+    squares = squared_norms(features)
     add_up = _added_one_by_one if features.device.type == "cpu" else _added_by_products
     return add_up(features, squares, labels.flatten(1), classes)
 
@@ -68,8 +61,7 @@ def _added_by_products(
     member = labels[:, None, :] == torch.arange(classes, device=labels.device)[:, None]
     ones = member.to(squares.dtype)
     with torch.autocast(features.device.type, enabled=False):  # it would round to half precision
-        total = class_totals(features, member) if fits(features) else ones @ rows_of(features)
-        return ones.sum(2), total, (ones @ squares[:, :, None])[:, :, 0]
+        return ones.sum(2), class_totals(features, member), (ones @ squares[:, :, None])[:, :, 0]
 
 
 def _added_one_by_one(features: Tensor, squares: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,9 +79,9 @@ def _added_one_by_one(features: Tensor, squares: Tensor, labels: Tensor, classes
     return counts, total, square
 
 
-def class_sums(features: Tensor, labels: Tensor, classes: int, rows: RowSums | None = None) -> ClassSums:
+def class_sums(features: Tensor, labels: Tensor, classes: int) -> ClassSums:
     """What the images of a batch hold of each class."""
-    pixels, total, square = sums_by_image(features, labels, classes, rows)
+    pixels, total, square = sums_by_image(features, labels, classes)
     images = (pixels > 0).to(total.dtype)
     means = total / pixels.clamp_min(1)[:, :, None]
     return ClassSums(pixels.sum(0), total.sum(0), square.sum(0), images.sum(0), means.sum(0))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sdrseg.kernels.rows import RowSums, exponential_sums
-from sdrseg.losses.pixels import VOID, at_least_float32, masked_sums, rows_of
+from sdrseg.kernels.plain import at_least_float32, rows_of
+from sdrseg.kernels.rows import exponential_ratios, largest
+from sdrseg.losses.pixels import VOID, masked_sums
 from sdrseg.variants import SparsityVariant
 
 BY_CLASS = ("class_max", "power2", "power3", "l0")
@@ -20,56 +21,44 @@ OF_DEAD = ("l0", "l1", "entropy_softmax")
 """The variants in which a vector that is all zero counts; in the others it has no value."""
 
 EXPONENTIAL = ("class_max", "norm_max_overall")
-"""The exponential ratios whose maxima are given: there are kernels for them."""
+"""The exponential ratios of features divided by a given maximum."""
 
 SMALL = 1e-6
 LOG_GUARD = 1e-10
 L0_WIDTH = 0.1  # of the surrogate, in class maxima
 
 
-def class_maxima(features: Tensor, labels: Tensor, classes: int, rows: RowSums | None = None) -> Tensor:
+def class_maxima(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """The largest activation of each class in each image, (B, K); 0 for a class that is not there.
 
     The gradient is shared evenly by all entries that equal the maximum, like that of `Tensor.max`.
     """
     bucket = _bucket(labels, classes)
-    if rows is not None:
-        row_max, ties = rows.top, rows.ties
-    else:
-        x = rows_of(at_least_float32(features))
-        row_max = x.amax(2)
-        ties = (x.detach() == row_max.detach()[:, :, None]).sum(2).to(x.dtype)
+    row_max, ties = largest(features)
     with torch.no_grad():
         empty = torch.zeros(len(ties), classes + 1, dtype=ties.dtype, device=ties.device)
-        largest = empty.scatter_reduce(1, bucket, row_max, "amax")
-        share = ties * (row_max == largest.gather(1, bucket))
+        of_class = empty.scatter_reduce(1, bucket, row_max, "amax")
+        share = ties * (row_max == of_class.gather(1, bucket))
         share = share / empty.scatter_add(1, bucket, share).gather(1, bucket).clamp_min(1)
     return empty.scatter_add(1, bucket, share * row_max)[:, :classes]
 
 
-def sparsity_sums(
-    features: Tensor,
-    labels: Tensor,
-    variant: SparsityVariant,
-    maxima: Tensor | None = None,
-    rows: RowSums | None = None,
-) -> Tensor:
+def sparsity_sums(features: Tensor, labels: Tensor, variant: SparsityVariant, maxima: Tensor | None = None) -> Tensor:
     """(2,) [Σ over positions of the per-vector loss, positions]; void takes no part.
 
     `maxima` (B or 1, K) divides the features in the variants of BY_CLASS: `class_maxima`, or their maximum over the
-    batch. In norm_max_overall it is the (1, 1) maximum of everything. `rows`: sums over the channels, where a kernel
-    has made them already.
+    batch. In norm_max_overall it is the (1, 1) maximum of everything.
     """
     label = labels.flatten(1)
     keep = label != VOID
-    if rows is not None and variant in EXPONENTIAL:
-        scale = _scale(rows_of(features), torch.where(keep, label, 0).long(), variant, maxima)[:, :, 0]
-        keep = keep & (scale > SMALL) & (rows.total > SMALL)
-        factor = 1 / torch.where(keep, scale, torch.inf)
-        each = exponential_sums(features, factor) / (rows.total * factor).clamp_min(SMALL)
-        return masked_sums(each, keep)
+    known = torch.where(keep, label, 0).long()
+    if variant in EXPONENTIAL:
+        scale = _scale(rows_of(features), known, variant, maxima)[:, :, 0]
+        alive = keep & (scale > SMALL)
+        each, total = exponential_ratios(features, torch.where(alive, scale, torch.inf), SMALL)
+        return masked_sums(each, alive & (total > SMALL))
     x = rows_of(at_least_float32(features))
-    scale = _scale(x, torch.where(keep, label, 0).long(), variant, maxima)
+    scale = _scale(x, known, variant, maxima)
     alive = keep & (scale[:, :, 0] > SMALL)
     if variant not in OF_DEAD:
         keep = alive = alive & (x.sum(2) > SMALL)

@@ -15,7 +15,8 @@ from torch import Tensor
 from sdrseg.config import Config
 from sdrseg.distributed import Everyone
 from sdrseg.errors import UsageError
-from sdrseg.kernels.rows import RowSums, fits, row_sums
+from sdrseg.kernels.plain import at_least_float32
+from sdrseg.kernels.rows import readable
 from sdrseg.losses import official
 from sdrseg.losses.contrast import (
     attraction,
@@ -26,7 +27,7 @@ from sdrseg.losses.contrast import (
     repulsion,
     smallest_gap,
 )
-from sdrseg.losses.pixels import at_least_float32, mean
+from sdrseg.losses.pixels import mean
 from sdrseg.losses.prototypes import (
     Average,
     ClassSums,
@@ -120,22 +121,18 @@ class LatentSpace:
             weight.pop("pm", None)
         if self.config.latent.official:
             return self._official(at_least_float32(features), labels, teacher_logits, weight)
-        rows = None
-        if not fits(features):
-            features = at_least_float32(features)
-        elif weight.keys() & {"attract", "sp"}:
-            rows = row_sums(features)
+        features = readable(features)
         used = features if weight.keys() - {"sp"} else features.detach()
-        sums = self.everyone.sum_all(class_sums(used, labels, self.step.classes, rows))
+        sums = self.everyone.sum_all(class_sums(used, labels, self.step.classes))
         self._accumulate(sums)
         terms = {}
         pseudo = self._pseudo(labels, teacher_logits)
         if "pm" in weight:
-            terms["pm"] = self._matching(features, pseudo, rows)
+            terms["pm"] = self._matching(features, pseudo)
         if weight.keys() & {"attract", "repel"}:
             terms |= self._contrast(features, labels, sums, pseudo)
         if "sp" in weight:
-            terms["sp"] = self._sparsity(features, labels, rows)
+            terms["sp"] = self._sparsity(features, labels)
         return {name: term for name, term in terms.items() if name in weight}
 
     def _grid(self, batch: Batch, features: Tensor) -> Tensor:
@@ -158,9 +155,9 @@ class LatentSpace:
             return labels
         return pseudo_labels(labels, teacher_logits, self._stride)
 
-    def _matching(self, features: Tensor, pseudo: Tensor, rows: RowSums | None) -> Tensor:
+    def _matching(self, features: Tensor, pseudo: Tensor) -> Tensor:
         config = self.config
-        sums = self.everyone.sum_all(class_sums(features, pseudo, self.step.classes, rows))
+        sums = self.everyone.sum_all(class_sums(features, pseudo, self.step.classes))
         current, present = in_batch(sums, config.proto.average)
         return matching(
             self.prototypes[config.proto.average],
@@ -191,19 +188,19 @@ class LatentSpace:
             attract = attraction(sums, prototypes, take)
         return {"attract": attract, "repel": repulsion(*in_batch(sums, average), take, cl.normaliser)}
 
-    def _sparsity(self, features: Tensor, labels: Tensor, rows: RowSums | None = None) -> Tensor:
+    def _sparsity(self, features: Tensor, labels: Tensor) -> Tensor:
         sp = self.config.sp
         if not self._nonnegative:  # an encoder that does not end in a ReLU
-            features, rows = at_least_float32(features).clamp_min(0), None
+            features = at_least_float32(features).clamp_min(0)
         maxima = None
         if sp.variant in BY_CLASS or sp.variant == "norm_max_overall":
-            maxima = class_maxima(features, labels, self.step.classes, rows)
+            maxima = class_maxima(features, labels, self.step.classes)
             if sp.variant == "norm_max_overall":
                 maxima = self.everyone.max(maxima.amax().reshape(1, 1))
             elif sp.scope == "batch":
                 maxima = self.everyone.max(maxima.amax(0, keepdim=True))
             maxima = maxima.detach() if sp.detach_max else maxima
-        return mean(self.everyone.sum(sparsity_sums(features, labels, sp.variant, maxima, rows)))
+        return mean(self.everyone.sum(sparsity_sums(features, labels, sp.variant, maxima)))
 
     def _official(
         self, features: Tensor, labels: Tensor, teacher_logits: Tensor | None, weight: Mapping[str, float]

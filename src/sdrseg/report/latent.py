@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdrseg.losses.pixels import VOID, rows_of
+from sdrseg.kernels.plain import rows_of
+from sdrseg.losses.pixels import VOID
 from sdrseg.losses.sparsity import SMALL, active_sums, class_maxima, hoyer_sums
 from sdrseg.report.collect import RunRecord
 from sdrseg.report.pictures import Seen
