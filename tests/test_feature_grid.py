@@ -64,8 +64,8 @@ def test_features_are_distilled_where_the_image_is(decoder, size, cells):
     for row, column, counts in ((2, 2, 1), (1, 2, 2), (2, 0, 1), (cells - 1, cells - 1, 1 if cells == 3 else 0)):
         moved = features.clone()
         moved[:, :, row, column] = 1
-        student_says = Output(logits, logits, logits, moved)
-        teacher_says = Output(logits[:, :2], logits, logits, features)
+        student_says = Output(logits, logits, logits, (moved,))
+        teacher_says = Output(logits[:, :2], logits, logits, (features,))
         assert method.terms(batch, student_says, teacher_says)["enc"].item() == pytest.approx(counts / (9 + 6))
 
 
