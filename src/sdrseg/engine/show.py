@@ -19,7 +19,7 @@ def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
     names = ["old", "new", "all", "harmonic", "old_without_background", "all_without_background"]
     rows = [[k, *(_percent(course[n]) for n in names)] for k, course in enumerate(summary["miou_by_step"])]
     heads = ["step", "old", "new", "all", "harmonic mean", "old, no background", "all, no background"]
-    title = f"mIoU after each step on {summary['scored_on']}, in per cent (background counted unless said)"
+    title = f"mIoU after each step on {summary['scored_on']}, in per cent"
     print_table(title, heads, rows)
     out = console()
     out.print(f"step-averaged mIoU {_percent(summary['step_averaged_miou'])}", markup=False)
@@ -27,7 +27,7 @@ def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
         out.print(f"forgetting at the end {_percent(summary['forgetting']['final'])}", markup=False)
     if "intransigence" in summary:
         out.print(f"intransigence against offline {_percent(summary['intransigence']['mean'])}", markup=False)
-    out.print(f"everything is in {folder}", markup=False)
+    out.print(f"run folder: {folder}", markup=False)
 
 
 def evaluate_run(folder: Path, data: Path | None, json: bool) -> bool:

@@ -1,4 +1,4 @@
-"""`sdrseg predict`: segment many images, go on past those that cannot be read, and say which they were."""
+"""`sdrseg predict`: segment many images, skip those that cannot be read, and list them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sdrseg.predict.write import Outputs
 from sdrseg.terminal import console, print_json, print_table, progress
 
 MOST = 2**26
-"""Bytes of images that are read before any is segmented, unless one is larger."""
+"""Bytes of images that are read ahead, unless a single image is larger."""
 
 
 def predict_images(
@@ -86,7 +86,7 @@ class Picture(NamedTuple):
 
 
 def _together(inputs: Sequence[Input], size: int, failed: list[dict[str, str]]) -> Iterator[list[Picture]]:
-    """The images, so many at a time as long as they have the same size; those that cannot be read go to `failed`."""
+    """Batches of images of the same size; those that cannot be read go to `failed`."""
     waiting: list[Picture] = []
     for image in inputs:
         try:
@@ -137,7 +137,7 @@ def _print(model: Model, out: Path, done: list[dict[str, Any]]) -> None:
         rows.append([c.id, c.name, sum(n > 0 for n in pixels), sum(pixels), f"{share:.2f} %"])
     step = f"step {model.facts.get('step')} of {model.facts.get('spec')}"
     print_table(f"{len(done)} images, {step}", ["id", "class", "images with it", "pixels", "share"], rows)
-    console().print(f"everything is in {printable(str(out))}")
+    console().print(f"output folder: {printable(str(out))}")
 
 
 def _complain(done: list[dict[str, Any]], failed: list[dict[str, str]]) -> None:

@@ -95,7 +95,7 @@ def sentence(runs: Sequence[RunRecord]) -> str:
     if len(ranked) > 1:
         second = ranked[1]
         ahead = 100 * (means["all"] - second.summary["miou"]["all"])
-        gap = f"{ahead:.1f} points more than {second.label}" if ahead > 0 else f"as much as {second.label}"
+        gap = f"{ahead:.1f} points more than {second.label}" if ahead > 0 else f"the same as {second.label}"
         text += f", {gap}" + (f", the best of {len(ranked)} runs" if ahead > 0 and len(ranked) > 2 else "")
     text += "."
     lost = [(run, run.summary["forgetting"]["final"]) for run in there]
