@@ -50,7 +50,7 @@ from sdrseg.data.cache import build_cache
 from sdrseg.data.shapes import Shapes
 from sdrseg.data.source import Source
 from sdrseg.data.voc import Voc
-from sdrseg.scenario import VOID
+from sdrseg.labels import VOID
 from sdrseg.terminal import print_json, print_table
 
 from timing import Spread, plain, ratio, rounds, spread, versions

@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from sdrseg.data.batches import relabel
-from sdrseg.scenario import VOID, Step, build_scenario, parse_spec
+from sdrseg.labels import VOID
+from sdrseg.scenario import Step, build_scenario, parse_spec
 from sdrseg.terminal import print_json, print_table
 
 from timing import plain, ratio, rounds, spread, versions

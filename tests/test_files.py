@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sdrseg.errors import SdrsegError
-from sdrseg.files import atomic_writer, cache_folder, write_json
+from sdrseg.errors import SdrsegError, first_line
+from sdrseg.files import atomic_writer, cache_folder, require_writable, write_json
 
 
 def listing(folder: Path) -> list[str]:
@@ -162,3 +162,28 @@ def test_where_the_cache_lies(monkeypatch, variables, folder):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert cache_folder() == Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("", "RuntimeError"),
+        ("\n \n", "RuntimeError"),
+        ("\nno kernel.\nlong trace", "no kernel"),
+        ("x" * 300, "x" * 200 + "…"),
+    ],
+)
+def test_the_first_line_of_an_error(message, line):
+    assert first_line(RuntimeError(message)) == line
+
+
+def test_a_place_that_cannot_be_written_is_named_and_nothing_is_made(tmp_path: Path):
+    require_writable(tmp_path / "a/b/c", "Choose another.")
+    require_writable(tmp_path / "a/b/c", "Choose another.", folder=True)
+    (tmp_path / "file").write_bytes(b"x")
+    require_writable(tmp_path / "file", "Choose another.")  # it may be replaced
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(SdrsegError, match=r"file/deep/new: cannot be written \(Not a directory\)\. Choose another\."):
+        require_writable(tmp_path / "file/deep/new", "Choose another.")
+    with pytest.raises(SdrsegError, match=r"file: cannot be written \(Not a directory\)"):
+        require_writable(tmp_path / "file", "Choose another.", folder=True)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as nn
 
 from sdrseg.kernels.plain import rows_of
+from sdrseg.labels import VOID
 from sdrseg.losses import official, prototypes
 from sdrseg.losses.contrast import (
     attraction,
@@ -40,7 +41,7 @@ from sdrseg.losses.distillation import (
     encoder_distillation_sums,
     unbiased_distillation_sums,
 )
-from sdrseg.losses.pixels import VOID, masked_sums, mean, to_grid
+from sdrseg.losses.pixels import masked_sums, mean, to_grid
 from sdrseg.losses.prototypes import Prototypes, class_sums, in_batch, labels_on_grid, matching, pseudo_labels, update
 from sdrseg.losses.sparsity import BY_CLASS, active_sums, class_maxima, hoyer_sums, sparsity_sums
 from sdrseg.variants import SparsityVariant

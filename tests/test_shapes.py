@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sdrseg.data.shapes import KINDS, SILHOUETTES, TEXTURES, Shapes
-from sdrseg.data.source import VOID
 from sdrseg.errors import DataError, UsageError
+from sdrseg.labels import VOID
 
 BASE = 6  # classes 1..6 come first, then 7, 8, 9 and 10 one at a time
 FOREGROUND = 10

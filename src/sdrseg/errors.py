@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
+
 
 class SdrsegError(Exception):
     """Something that is wrong outside the program: a file, a value, a disk. The command ends with exit code 1."""
@@ -20,6 +23,14 @@ class UsageError(SdrsegError):
     exit_code = 2
 
 
-def first_line(error: Exception) -> str:
-    """What another library's error says, in one line; its kind where it says nothing."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def first_line(error: BaseException) -> str:
+    """What another library's error says, in one line of at most 200 characters; its kind where it says nothing."""
+    line = next(iter(str(error).strip().splitlines()), "").rstrip(". ") or type(error).__name__
+    return line if len(line) <= 200 else f"{line[:200]}…"
+
+
+def nearest(word: str, valid: Sequence[str]) -> str:
+    """The end of a message about an unknown word: the closest valid one, or all of them."""
+    by_lower = {known.lower(): known for known in valid}
+    close = get_close_matches(word.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else f"; known are {', '.join(valid)}."

@@ -23,8 +23,8 @@ from sdrseg import __version__
 from sdrseg.data.augment import MEAN, STD, normalise
 from sdrseg.data.shapes import Shapes
 from sdrseg.decision import Decision, scores
-from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.files import atomic_writer
+from sdrseg.errors import SdrsegError, UsageError, first_line
+from sdrseg.files import atomic_writer, require_writable
 from sdrseg.network import Network
 from sdrseg.predict.images import find_inputs, read_pixels
 from sdrseg.predict.model import Model, load
@@ -112,6 +112,7 @@ def export_model(
         )
     if out.is_dir() or (out.exists() and not overwrite):
         raise SdrsegError(f"{out} exists. Choose another --out, or add --overwrite.")
+    require_writable(out, "Choose another --out.")
     inputs = find_inputs(check) if check else []
     model = load(path, step, "cpu")
     network = model.network
@@ -163,7 +164,7 @@ def _onnx(network: Network, model: Model) -> Any:
         net = model.facts["net"]
         raise SdrsegError(
             f"{net['encoder']} with {net['decoder']} cannot be exported for images of any size: "
-            f"{str(error).strip().splitlines()[0]}. Nothing was written. deeplabv3plus with a ResNet can be."
+            f"{first_line(error)}. Nothing was written. deeplabv3plus with a ResNet can be."
         ) from error
     finally:
         logging.getLogger("torch.onnx").setLevel(level)

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 from sdrseg.errors import SdrsegError
@@ -63,6 +64,17 @@ def plain_name(value: object, origin: Path) -> str:
             f"Do not use this file; get a copy from where it was written."
         )
     return value
+
+
+def require_writable(place: Path, advice: str, *, folder: bool = False) -> None:
+    """Stop, before any work is done, if `place`, a file or a folder for files, cannot be written. Nothing is made."""
+    where = place.absolute() if folder else place.absolute().parent
+    try:
+        while not os.path.lexists(where):
+            where = where.parent
+        TemporaryFile(dir=where).close()
+    except OSError as error:
+        raise SdrsegError(f"{place}: cannot be written ({error.strerror}). {advice}") from error
 
 
 def cache_folder() -> Path:

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sdrseg.config.net import Net
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, nearest
 from sdrseg.kernels.layers import use_fast_layers
 from sdrseg.kernels.upsampling import upsample
 from sdrseg.network_parts import OfficialDecoder, place_strides, refine_deeplab
-from sdrseg.scenario.spec import nearest
 
 REFUSED = {"dpt": "its decoder is more than one convolution and it takes tokens beside the features"}
 DECODERS = (*sorted(set(smp.MODEL_ARCHITECTURES_MAPPING) - set(REFUSED)), "official")

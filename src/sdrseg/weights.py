@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import segmentation_models_pytorch as smp
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from sdrseg.config.net import Net
 from sdrseg.data.augment import MEAN, STD
-from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.errors import SdrsegError, UsageError, first_line
 from sdrseg.network import Network
 from sdrseg.network_parts import has_bottlenecks
 
@@ -58,7 +57,7 @@ def _by_name(network: Network, net: Net) -> str:
     except Exception as error:  # whatever a download can end in
         raise SdrsegError(
             f"net.weights=imagenet: the weights of {net.encoder} cannot be had "
-            f"({type(error).__name__}: {_first_line(error)}). {INSTEAD}"
+            f"({type(error).__name__}: {first_line(error)}). {INSTEAD}"
         ) from error
     _fill(network.encoder, encoder.state_dict(), f"ImageNet weights of {net.encoder}", net)
     message = f"ImageNet weights of {net.encoder}."
@@ -151,7 +150,7 @@ def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise SdrsegError(f"{file}: not a safetensors file, or a part of one ({error}). Get it again.") from error
     except Exception as error:  # truncated, foreign, or a pickle that would have to be executed
         raise SdrsegError(
-            f"{file}: not a file of tensors ({_first_line(error)}). Files that run code when they are opened are not "
+            f"{file}: not a file of tensors ({first_line(error)}). Files that run code when they are opened are not "
             "read: save the state_dict alone, best with safetensors.torch.save_file."
         ) from error
     for _ in range(len(NESTED)):
@@ -176,8 +175,3 @@ def _shape(tensor: Tensor) -> str:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-
-
-def _first_line(error: Any) -> str:
-    line = next(iter(str(error).splitlines()), "").rstrip(".")
-    return line if len(line) <= 200 else f"{line[:200]}…"

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from sdrseg.config.config import Config
 from sdrseg.config.setting import section, setting
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, nearest
 from sdrseg.scenario.registry import find_source
-from sdrseg.scenario.spec import nearest
 
 Sections = Mapping[str, type]
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from sdrseg.data.index import ClassIndex, class_index, map_with_threads
-from sdrseg.data.source import VOID, Problem, Progress, Source, Split
+from sdrseg.data.source import Problem, Progress, Source, Split
 from sdrseg.errors import DataError
+from sdrseg.labels import VOID
 from sdrseg.scenario import Scenario
 
 SPLITS: tuple[Split, ...] = ("train", "val")

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torchvision.transforms.v2 import functional as F
 
-from sdrseg.scenario import VOID
+from sdrseg.labels import VOID
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet's, of values in 0..1
 STD = (0.229, 0.224, 0.225)

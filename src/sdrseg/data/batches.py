@@ -27,7 +27,7 @@ from sdrseg.data.order import EvalOrder, Key, Share, TrainOrder
 from sdrseg.data.source import Source
 from sdrseg.data.workers import end_with_parent
 from sdrseg.errors import DataError
-from sdrseg.scenario import VOID
+from sdrseg.labels import VOID
 
 Size = tuple[int, int]  # height, width
 Chooser = Callable[[Size, int, str], View]  # (size, epoch, id) -> view

@@ -21,7 +21,7 @@ from sdrseg.data.augment import FILL, Axis, View, padding, show
 from sdrseg.data.source import Progress, Source
 from sdrseg.errors import DataError, SdrsegError
 from sdrseg.kernels.views import show as show_views
-from sdrseg.scenario import VOID
+from sdrseg.labels import VOID
 
 Size = tuple[int, int]  # height, width
 WORD = 4  # bytes a pixel

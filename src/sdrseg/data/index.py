@@ -18,9 +18,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sdrseg.data.source import VOID, Problem, Progress, Source, Split
+from sdrseg.data.source import Problem, Progress, Source, Split
 from sdrseg.errors import DataError, SdrsegError
 from sdrseg.files import atomic_writer, cache_folder
+from sdrseg.labels import VOID
 
 FORMAT = "class-index-1"
 DIGEST_BYTES = 16

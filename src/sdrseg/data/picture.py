@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,9 +12,10 @@ from matplotlib.patches import Patch
 from PIL import Image
 
 from sdrseg.colours import colour_table
-from sdrseg.data.source import VOID, Array, Source
+from sdrseg.data.source import Array, Source
 from sdrseg.errors import DataError, SdrsegError
-from sdrseg.files import atomic_writer
+from sdrseg.files import atomic_writer, require_writable
+from sdrseg.labels import VOID
 from sdrseg.scenario import Scenario
 
 COLUMNS = 6
@@ -28,14 +28,9 @@ OURS = "sdrseg"  # written into the PNG, so that our own picture may be replaced
 
 def check_may_write(file: Path) -> None:
     """Refuse, before any work is done, a place that cannot be written and a picture that sdrseg did not make."""
-    try:
-        if not file.exists():
-            folder = next(place for place in file.absolute().parents if place.exists())
-            if folder.is_dir() and os.access(folder, os.W_OK):
-                return
-            raise SdrsegError(f"{file}: cannot be written in {folder}. Choose another place with --picture.")
-    except OSError as error:
-        raise SdrsegError(f"{file}: {error.strerror}. Choose another name with --picture.") from error
+    require_writable(file, "Choose another place with --picture.")
+    if not file.exists():
+        return
     try:
         with Image.open(file) as picture:
             if picture.info.get("Software") == OURS:

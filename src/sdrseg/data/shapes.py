@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdrseg.config import Config
-from sdrseg.data.source import VOID, Array, Source, Split
+from sdrseg.data.source import Array, Source, Split
 from sdrseg.errors import DataError, UsageError
+from sdrseg.labels import VOID
 
 VERSION = "shapes-1"
 """Part of `coding`; changes with any change that moves a single byte."""

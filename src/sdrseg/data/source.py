@@ -21,7 +21,7 @@ from PIL import AvifImagePlugin, Image, ImageOps
 
 from sdrseg.config import Config
 from sdrseg.errors import DataError
-from sdrseg.scenario import VOID as VOID
+from sdrseg.labels import VOID
 
 MAX_CLASSES = 254
 """Background included; ids 0..253. 255 is void, and 254 stays free so that no class is ever mistaken for it."""

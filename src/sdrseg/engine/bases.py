@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from sdrseg.config import Config
 from sdrseg.data.index import ClassIndex
 from sdrseg.engine.checkpoint import load_entry, save_tensors
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.files import cache_folder, plain_name, write_json
+from sdrseg.files import cache_folder, plain_name, require_writable, write_json
 from sdrseg.methods import Method, find_method
 from sdrseg.methods.latent import learns_background
 from sdrseg.methods.own import source_digest
@@ -76,16 +75,8 @@ class BaseStore:
 
     def require_writable(self) -> None:
         """Say before a base is trained that it could not be kept. A store that holds it need not be written."""
-        place = self.folder
-        while not os.path.lexists(place):  # nothing is made here before there is something to keep
-            place = place.parent
-        try:
-            TemporaryFile(dir=place).close()
-        except OSError as error:
-            raise SdrsegError(
-                f"{self.folder}: the model of step 0 cannot be kept there ({error.strerror}). "
-                f"Choose a folder you can write to with --bases."
-            ) from error
+        advice = "It is to keep the model of step 0: choose another folder with --bases."
+        require_writable(self.folder, advice, folder=True)
 
     def load(self, key: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Model and memory of a base that is there."""

@@ -21,7 +21,7 @@ from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.files import write_json
-from sdrseg.losses.pixels import VOID
+from sdrseg.labels import VOID
 from sdrseg.metrics import StepScore, summary
 from sdrseg.network import Network, build_network
 from sdrseg.scenario import Step, parse_spec

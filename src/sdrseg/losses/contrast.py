@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sdrseg.kernels.plain import at_least_float32, rows_of
-from sdrseg.losses.pixels import VOID, widest
+from sdrseg.labels import VOID
+from sdrseg.losses.pixels import widest
 from sdrseg.losses.prototypes import EPS, ClassSums, Prototypes, sums_by_image
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from sdrseg.kernels import pixels
 from sdrseg.kernels.plain import at_least_float32
-from sdrseg.losses.pixels import VOID
+from sdrseg.labels import VOID
 
 
 def cross_entropy_sums(logits: Tensor, labels: Tensor, *, count_void: bool = False) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sdrseg.kernels.plain import at_least_float32
-from sdrseg.losses.pixels import VOID, masked_sums
+from sdrseg.labels import VOID
+from sdrseg.losses.pixels import masked_sums
 
 
 def distillation_sums(z: Tensor, t: Tensor, keep: Tensor, *, alpha: float = 1.0) -> Tensor:

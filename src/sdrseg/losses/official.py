@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sdrseg.kernels.plain import at_least_float32
-from sdrseg.losses.pixels import VOID
+from sdrseg.labels import VOID
 from sdrseg.variants import SparsityVariant
 
 TINY = 1e-15

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-VOID = 255
-
 
 def widest(x: Tensor) -> Tensor:
     """float64, where the device has it."""

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from sdrseg.kernels.plain import rows_of
 from sdrseg.kernels.rows import class_totals, readable, squared_norms
-from sdrseg.losses.pixels import VOID, to_grid
+from sdrseg.labels import VOID
+from sdrseg.losses.pixels import to_grid
 
 EPS = 1e-12
 """Inside square roots: the derivative of √ at 0 is infinite."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sdrseg.losses.pixels import VOID
+from sdrseg.labels import VOID
 
 
 @torch.no_grad()

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sdrseg.kernels.plain import at_least_float32, rows_of
 from sdrseg.kernels.rows import exponential_ratios, largest
-from sdrseg.losses.pixels import VOID, masked_sums
+from sdrseg.labels import VOID
+from sdrseg.losses.pixels import masked_sums
 from sdrseg.variants import SparsityVariant
 
 BY_CLASS = ("class_max", "power2", "power3", "l0")

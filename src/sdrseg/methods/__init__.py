@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from sdrseg.config import Config
 from sdrseg.config.setting import section
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, nearest
 from sdrseg.methods.base import From, Method, StepInfo
 from sdrseg.methods.cil import CIL
 from sdrseg.methods.finetune import FineTune, Offline
@@ -23,7 +23,6 @@ from sdrseg.methods.sdr import SDR, SDRMiB
 from sdrseg.methods.studies import STUDIES
 from sdrseg.methods.terms import term_sections
 from sdrseg.scenario.registry import find_source
-from sdrseg.scenario.spec import nearest
 
 __all__ = [
     "PRESETS",

@@ -17,6 +17,7 @@ from sdrseg.config import Config
 from sdrseg.decision import Decision, probabilities
 from sdrseg.distributed import Everyone
 from sdrseg.errors import UsageError
+from sdrseg.labels import VOID
 from sdrseg.losses import official
 from sdrseg.losses.cross_entropy import (
     binary_cross_entropy_sums,
@@ -29,7 +30,7 @@ from sdrseg.losses.distillation import (
     distillation_sums,
     unbiased_distillation_sums,
 )
-from sdrseg.losses.pixels import VOID, mean
+from sdrseg.losses.pixels import mean
 from sdrseg.losses.pseudo import confident_labels, split_labels
 from sdrseg.losses.unbiased import unbiased_sums
 from sdrseg.methods.latent import LatentSpace

@@ -20,7 +20,7 @@ from sdrseg.decision import Decision, decide, read_decision
 from sdrseg.decision import probabilities as probabilities_of
 from sdrseg.engine.checkpoint import load_entry
 from sdrseg.engine.folder import RunFolder
-from sdrseg.errors import SdrsegError
+from sdrseg.errors import SdrsegError, first_line
 from sdrseg.network import Network, build_network
 from sdrseg.predict.images import pixels_of
 from sdrseg.predict.prediction import ClassInfo, Prediction
@@ -257,8 +257,7 @@ def find_device(wish: str | torch.device | None) -> torch.device:
         device = torch.device(wish)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise SdrsegError(f"device {wish}: cannot be used ({reason}). Try cpu, cuda or cuda:0.") from error
+        raise SdrsegError(f"device {wish}: cannot be used ({first_line(error)}). Try cpu, cuda or cuda:0.") from error
     return device
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sdrseg.decision import read_decision
-from sdrseg.errors import SdrsegError
+from sdrseg.errors import SdrsegError, first_line
 from sdrseg.predict.model import Model, class_infos
 
 PREFIX = "sdrseg."
@@ -57,8 +57,9 @@ def open_session(model: Path | bytes, device: str | torch.device | None = None) 
     except SdrsegError:
         raise
     except Exception as error:  # onnxruntime has a type for each kind of damage, and no common one
-        reason = str(error).splitlines()[0]
-        raise SdrsegError(f"{name}: not an ONNX file that can be used ({reason}). Export it again.") from error
+        raise SdrsegError(
+            f"{name}: not an ONNX file that can be used ({first_line(error)}). Export it again."
+        ) from error
 
 
 def run_session(session: Any, tiles: Tensor, name: Path | str) -> Tensor:
@@ -66,9 +67,8 @@ def run_session(session: Any, tiles: Tensor, name: Path | str) -> Tensor:
     try:
         (logits,) = session.run(["logits"], {"images": tiles.contiguous().numpy()})
     except Exception as error:
-        reason = str(error).splitlines()[0]
         shape = "×".join(map(str, tiles.shape))
-        raise SdrsegError(f"{name}: fails on images of shape {shape} ({reason}).") from error
+        raise SdrsegError(f"{name}: fails on images of shape {shape} ({first_line(error)}).") from error
     return torch.from_numpy(logits)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sdrseg.errors import SdrsegError
-from sdrseg.files import atomic_writer, write_json
+from sdrseg.files import atomic_writer, require_writable, write_json
 from sdrseg.predict.images import Input
 from sdrseg.predict.prediction import Prediction, mask_picture, write_picture
 
@@ -34,12 +34,7 @@ class Outputs:
 
     def check(self, inputs: Sequence[Input], overwrite: bool) -> None:
         """Refuse, before any work is done, a folder that cannot be written and files that would be lost."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SdrsegError(f"{self.folder}: cannot be made ({error.strerror}). Choose another --out.") from error
-        if not os.access(self.folder, os.W_OK):
-            raise SdrsegError(f"{self.folder}: cannot be written to. Choose another --out.")
+        require_writable(self.folder, "Choose another --out.", folder=True)
         there = [file for file in self._all(inputs) if os.path.lexists(file)]
         given = {image.path.resolve() for image in inputs}
         if own := [file for file in there if file.resolve() in given]:

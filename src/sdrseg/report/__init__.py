@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.files import atomic_writer
+from sdrseg.files import atomic_writer, require_writable
 
 if TYPE_CHECKING:
     from sdrseg.report.collect import RunRecord
@@ -66,10 +65,8 @@ def check_may_write(file: Path, overwrite: bool = False) -> None:
     try:
         if file.is_dir():
             raise SdrsegError(f"{file} is a folder. Choose a file with --out.")
+        require_writable(file, "Choose another file with --out.")
         if not file.exists():
-            folder = next(place for place in file.absolute().parents if place.exists())
-            if not (folder.is_dir() and os.access(folder, os.W_OK)):
-                raise SdrsegError(f"{file}: cannot write to {folder}. Choose another file with --out.")
             return
         with file.open("rb") as opened:
             ours = f'<meta name="generator" content="{MARK}'.encode() in opened.read(HEAD)

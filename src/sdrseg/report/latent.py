@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdrseg.kernels.plain import rows_of
-from sdrseg.losses.pixels import VOID
+from sdrseg.labels import VOID
 from sdrseg.losses.sparsity import SMALL, active_sums, class_maxima, hoyer_sums
 from sdrseg.report.collect import RunRecord
 from sdrseg.report.pictures import Seen

@@ -22,9 +22,10 @@ from sdrseg.colours import NOT_SCORED, Colour
 from sdrseg.data import open_source
 from sdrseg.data.augment import EVALUATIONS, normalise, padding, show
 from sdrseg.data.index import ClassIndex, class_index
-from sdrseg.data.source import VOID, Source
+from sdrseg.data.source import Source
 from sdrseg.decision import Decision, decide, read_decision
 from sdrseg.errors import DataError, SdrsegError
+from sdrseg.labels import VOID
 from sdrseg.losses.pixels import to_grid
 from sdrseg.network import Network, build_network
 from sdrseg.report.collect import RunRecord

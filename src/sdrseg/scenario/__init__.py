@@ -2,12 +2,11 @@
 
 from sdrseg.scenario.registry import SOURCES, find_source
 from sdrseg.scenario.spec import PROTOCOLS, Spec, class_lists, parse_spec
-from sdrseg.scenario.steps import VOID, Scenario, Step, build_scenario
+from sdrseg.scenario.steps import Scenario, Step, build_scenario
 
 __all__ = [
     "PROTOCOLS",
     "SOURCES",
-    "VOID",
     "Scenario",
     "Spec",
     "Step",

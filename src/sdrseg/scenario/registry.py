@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from sdrseg.errors import UsageError
-from sdrseg.scenario.spec import nearest
+from sdrseg.errors import UsageError, nearest
 
 
 class DataSetClass(Protocol):

@@ -13,14 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from typing import Literal, get_args
 
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, nearest
 
 LabelProtocol = Literal["sequential", "disjoint", "overlapped"]
 PROTOCOLS: tuple[str, ...] = get_args(LabelProtocol)
@@ -170,10 +168,3 @@ def published_orders() -> dict[str, dict[str, ClassLists]]:
 def draw(seed: int | None, item: object) -> bytes:
     """A sort key that shuffles the same way on every machine."""
     return hashlib.blake2b(f"{seed}:{item}".encode(), digest_size=8).digest()
-
-
-def nearest(word: str, valid: Sequence[str]) -> str:
-    """The end of a message about an unknown word: the closest valid one, or all of them."""
-    by_lower = {known.lower(): known for known in valid}
-    close = get_close_matches(word.lower(), by_lower, n=1)
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else f"; known are {', '.join(valid)}."

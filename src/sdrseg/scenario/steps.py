@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdrseg.errors import SdrsegError
+from sdrseg.labels import VOID
 from sdrseg.scenario import selection
 from sdrseg.scenario.spec import ClassLists, Spec, class_lists, draw
-
-VOID = 255
-"""The label of pixels that are neither learned nor scored."""
 
 Table = NDArray[np.uint8]
 

@@ -24,11 +24,10 @@ from typing import Any
 
 from sdrseg.config import Config, load_config
 from sdrseg.data import read_spec
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, nearest
 from sdrseg.methods import find_method, method_layers, resolve_method
 from sdrseg.methods.own import file_digest
 from sdrseg.scenario import Spec
-from sdrseg.scenario.spec import nearest
 from sdrseg.study.cell import cell_name, config_hash
 
 SIDES = ("spec", "method", "preset", "seed")

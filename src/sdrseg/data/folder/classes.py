@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdrseg.data.folder.settings import Settings, check_classes
-from sdrseg.errors import DataError
-from sdrseg.scenario.spec import nearest
+from sdrseg.errors import DataError, nearest
 
 NONE = "none"
 OTHER = ("other", "not labelled yet", "no class")

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from sdrseg.data.folder.classes import Classes, arrange
 from sdrseg.data.folder.settings import REST, Settings
-from sdrseg.data.source import VOID, Array
-from sdrseg.errors import DataError
-from sdrseg.scenario.spec import nearest
+from sdrseg.data.source import Array
+from sdrseg.errors import DataError, nearest
+from sdrseg.labels import VOID
 
 VALUES = 65536
 UNKNOWN = -1

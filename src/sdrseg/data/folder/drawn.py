@@ -16,7 +16,8 @@ from sdrseg.data.folder.classes import Classes
 from sdrseg.data.folder.painting import FINE_PIXELS, FINER, paint
 from sdrseg.data.folder.settings import Settings
 from sdrseg.data.folder.splits import SPLITS, Splits, check_splits, lists_or_share
-from sdrseg.data.source import VOID, Array, Problem, Source, Split, read_image
+from sdrseg.data.source import Array, Problem, Source, Split, read_image
+from sdrseg.labels import VOID
 
 
 @dataclass

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from sdrseg.data.folder.coding import pack
-from sdrseg.data.source import MAX_CLASSES, VOID, read_label
+from sdrseg.data.source import MAX_CLASSES, read_label
 from sdrseg.errors import DataError
+from sdrseg.labels import VOID
 
 MASKS = 200
 """So many masks are read, from all over the list."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -10,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sdrseg.data.source import MAX_CLASSES, VOID
-from sdrseg.errors import DataError
+from sdrseg.data.source import MAX_CLASSES
+from sdrseg.errors import DataError, nearest
+from sdrseg.labels import VOID
 
 REST = "rest"
 """All values that the table of values does not name."""
@@ -84,8 +84,7 @@ def read_settings(root: Path, named: str = "") -> Settings:
         raise DataError(f"{toml}: not valid TOML: {error}. Correct that place.") from error
     for key, value in given.items():
         if key not in _KEYS:
-            nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0)[0]
-            raise DataError(f"{toml}: unknown key {key!r}. Did you mean {nearest!r}? Valid keys: {', '.join(_KEYS)}.")
+            raise DataError(f"{toml}: unknown key {key!r}{nearest(key, list(_KEYS))}")
         if named and key not in _KEYS_FOR_NAMED:
             valid = ", ".join(_KEYS_FOR_NAMED)
             raise DataError(f"{toml}: {key} cannot be set here: classes come from the {named}. Valid keys: {valid}.")

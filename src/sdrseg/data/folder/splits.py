@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeVar, get_args
@@ -10,6 +9,7 @@ from typing import NamedTuple, TypeVar, get_args
 from sdrseg.data.folder.settings import Settings, read_text
 from sdrseg.data.source import PICTURE_SUFFIXES, Problem, Split
 from sdrseg.errors import DataError
+from sdrseg.scenario.spec import draw
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
@@ -102,7 +102,7 @@ def held_out(ids: Sequence[str], share: float, seed: int) -> set[str]:
     count = min(round(share * len(ids)), len(ids) - 1)  # at least one is left to train on
     if share > 0 and len(ids) > 1:
         count = max(count, 1)
-    return set(sorted(ids, key=lambda id: hashlib.sha256(f"{seed}:{id}".encode()).digest())[: max(count, 0)])
+    return set(sorted(ids, key=lambda id: draw(seed, id))[: max(count, 0)])
 
 
 def list_files(folder: Path) -> dict[str, Path]:
