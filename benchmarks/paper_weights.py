@@ -18,8 +18,8 @@ import torch
 from sdrseg.config import config_from, load_config
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import train_batches
-from sdrseg.engine.fit import make_optimiser
 from sdrseg.engine.job import Job, prepare_job
+from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.run import assemble
 from sdrseg.methods import METHODS, method_layers
 from sdrseg.scenario import parse_spec

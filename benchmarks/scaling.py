@@ -46,8 +46,8 @@ def worker(args: argparse.Namespace) -> None:
     """One process of a run: times iterations and counts what is exchanged."""
     from sdrseg.data.augment import normalise
     from sdrseg.distributed import Everyone
-    from sdrseg.engine.fit import make_optimiser
     from sdrseg.engine.launch import make_fabric
+    from sdrseg.engine.optimiser import make_optimiser
     from sdrseg.engine.passes import make_pass
     from step import random_batch
 

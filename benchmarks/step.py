@@ -31,8 +31,8 @@ from sdrseg import kernels
 from sdrseg.config import load_config, parse_settings
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batch
-from sdrseg.engine.fit import make_optimiser
 from sdrseg.engine.launch import make_fabric
+from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.passes import make_pass
 from sdrseg.methods import METHODS, StepInfo, method_layers
 from sdrseg.network import batch_norms, build_network

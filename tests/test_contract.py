@@ -17,8 +17,9 @@ from runs import SPEC, TINY, Quiet, content, run
 from sdrseg.config import parse_settings
 from sdrseg.config.switches import Pseudo
 from sdrseg.data.augment import normalise
-from sdrseg.engine.fit import make_optimiser, update
+from sdrseg.engine.fit import update
 from sdrseg.engine.launch import InterruptedRunError, make_fabric
+from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.passes import CompiledPass, make_pass
 from sdrseg.engine.run import train
 from sdrseg.methods import METHODS, Method, StepInfo

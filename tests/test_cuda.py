@@ -16,8 +16,8 @@ from sdrseg.data.augment import padding as padding_of
 from sdrseg.data.batches import Batch, Cached
 from sdrseg.data.cache import PixelCache
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
-from sdrseg.engine.fit import make_optimiser
 from sdrseg.engine.launch import make_fabric
+from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.passes import GraphPass, Pass, make_pass
 from sdrseg.engine.watch import Watch
 from sdrseg.methods import METHODS, Method, StepInfo, method_layers

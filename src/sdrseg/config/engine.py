@@ -10,16 +10,22 @@ from sdrseg.config.setting import setting
 
 @dataclass(frozen=True)
 class Optim:
-    """SGD with Nesterov momentum and a polynomial schedule per iteration, started afresh in every step."""
+    """The optimiser and its schedule, started afresh in every step."""
 
+    optimiser: Literal["sgd", "adamw"] = setting("sgd", "sgd, or adamw (which needs learning rates of its own)")
     lr: float = setting(1e-3, "learning rate of step 0", 0)
     lr_later: float = setting(1e-4, "learning rate of the later steps", 0, affects="later")
     decoder_lr_factor: float = setting(10.0, "learning-rate multiplier of decoder and classifier in step 0", 0)
     decoder_lr_factor_later: float = setting(10.0, "that multiplier in later steps", 0, affects="later")
-    momentum: float = setting(0.9, "of SGD", 0, 1)
-    nesterov: bool = setting(True, "Nesterov momentum")
+    momentum: float = setting(0.9, "of SGD; 0: none", 0, 1)
+    nesterov: bool = setting(True, "Nesterov momentum, where there is momentum")
+    betas: tuple[float, float] = setting((0.9, 0.999), "of AdamW", 0, 0.999999)
     weight_decay: float = setting(1e-4, "on every parameter", 0)
-    power: float = setting(0.9, "the learning rate falls as (1 − iteration / iterations)^power", 0)
+    schedule: Literal["poly", "cosine", "constant"] = setting(
+        "poly", "how the learning rate falls over the iterations of a step"
+    )
+    power: float = setting(0.9, "poly: the learning rate falls as (1 − iteration / iterations)^power", 0)
+    warmup: int = setting(0, "iterations over which the learning rate rises linearly at the beginning of a step", 0)
     lr_rule: Literal["fixed", "linear"] = setting(
         "fixed", "linear: scale the learning rates by train.batch_size / reference_batch"
     )

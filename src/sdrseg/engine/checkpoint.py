@@ -20,7 +20,7 @@ from sdrseg.files import atomic_writer, plain_name
 def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
     """Write tensors by name; returns the file's SHA-256."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    content = pack(plain, dict(metadata or {}))
+    content = pack(plain, dict(metadata or {}) if plain else None)  # safetensors writes no metadata without tensors
     with atomic_writer(file) as out:
         out.write(content)
     return hashlib.sha256(content).hexdigest()

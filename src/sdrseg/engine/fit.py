@@ -11,6 +11,7 @@ from sdrseg.config import Config
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batches
 from sdrseg.data.order import TrainOrder
+from sdrseg.engine.optimiser import set_learning_rates
 from sdrseg.engine.passes import GraphPass, Pass
 from sdrseg.engine.watch import Watch
 from sdrseg.methods.own import require_appeared
@@ -20,25 +21,6 @@ if TYPE_CHECKING:
 
     from sdrseg.methods.base import Method, When
     from sdrseg.network import Network
-
-
-def learning_rates(config: Config) -> tuple[float, float]:
-    """At the beginning of a step, of the encoder and of the decoder. `config`: that of the step."""
-    optim = config.optim
-    lr = optim.lr
-    if optim.lr_rule == "linear":
-        lr *= config.train.batch_size / optim.reference_batch
-    return lr, lr * optim.decoder_lr_factor
-
-
-def make_optimiser(network: Network, method: Method, config: Config) -> torch.optim.SGD:
-    """SGD with the groups of the method: by default one for the encoder and one for the decoder."""
-    optim = config.optim
-    lr, decoder = learning_rates(config)
-    groups = [{**group, "initial_lr": group["lr"]} for group in method.parameter_groups(network, lr, decoder)]
-    options: dict[str, Any] = {"momentum": optim.momentum, "nesterov": optim.nesterov}
-    fused = next(network.parameters()).is_cuda or None  # one kernel for many parameters
-    return torch.optim.SGD(groups, lr=lr, weight_decay=optim.weight_decay, fused=fused, **options)
 
 
 @torch.no_grad()
@@ -95,8 +77,7 @@ def fit(
     assert isinstance(order, TrainOrder)
     appeared: set[str] = set()
     for batch in batches:
-        for group in optimiser.param_groups:
-            group["lr"] = group["initial_lr"] * (1 - watch.iteration / total) ** config.optim.power
+        set_learning_rates(optimiser, config.optim, watch.iteration, total)
         whole = batch.to(fabric.device)
         parts = whole.split(config.run.accumulate)
         method.expect(whole if len(parts) > 1 else None, len(parts))

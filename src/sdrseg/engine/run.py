@@ -26,9 +26,10 @@ from sdrseg.engine.checkpoint import (
     with_prefix,
 )
 from sdrseg.engine.evaluate import offline_iou, require_held_out, score, score_also, score_step, summarise
-from sdrseg.engine.fit import fit, learning_rates, make_optimiser, survey
+from sdrseg.engine.fit import fit, survey
 from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.launch import cpu_warning
+from sdrseg.engine.optimiser import learning_rates, make_optimiser
 from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import Watch
 from sdrseg.errors import UsageError
