@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from sdrseg.config import parse_settings
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import NotFiniteError
 
@@ -94,13 +95,13 @@ def short_run(
 ) -> dict[str, Any]:
     """Two steps of a method; whether it diverged, and the losses."""
     display = Losses()
-    given = ["run.log_every=1", "run.save_minutes=1e6", "data.workers=0", *settings]
+    given = parse_settings(["run.log_every=1", "run.save_minutes=1e6", "data.workers=0", *settings])
     started, problem, result = time.monotonic(), "", {}
     try:
         with tempfile.TemporaryDirectory(dir=scratch) as out:
             spec = f"folder:{old}-1@{protocol}"
             bases = scratch / "bases"
-            result = train(spec, method, Path(out, "run"), data=data, assignments=given, bases=bases, display=display)
+            result = train(spec, method, Path(out, "run"), data=data, settings=given, bases=bases, display=display)
     except NotFiniteError as error:
         problem = str(error)
     course = [entry["loss"] for entry in display.losses]
