@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from sdrseg.distributed import Everyone
 from sdrseg.losses import importance as ours
+from sdrseg.methods import METHODS, StepInfo
+from sdrseg.network import build_network
 
-from methods_bench import N_OLD, begin
+from methods_bench import N_OLD, begin, make_config
 
 RNG = np.random.default_rng(5)
 WAY = RNG.normal(size=(24, 3, 2))  # the parameter before each iteration
@@ -82,3 +85,76 @@ def test_the_penalty_never_enters_the_statistics():
     added = 2 * 1000 * stages[1].method.held["classifier.weight"] * 0.01
     assert torch.allclose((gradients[1] - gradients[0])[:N_OLD], added, rtol=1e-3, atol=5e-3)
     assert torch.equal(gradients[0][N_OLD:], gradients[1][N_OLD:])
+
+
+# --- three steps against plain NumPy ---------------------------------------------------------------------------------
+
+ITERATIONS, STEPS = 24, (3, 2, 2)  # rows that each step brings
+
+
+def minmax(rows):
+    return (rows - rows.min()) / (rows.max() - rows.min() + 1e-8)
+
+
+def by_hand(name, way, gradients):
+    """What is held of a bias after each step but the last: statistics row by row, normalised for each step's rows."""
+    fisher, saved, omega, held = np.ones(0), None, np.zeros(0), []
+    for step, rows in enumerate(STEPS):
+        total = sum(STEPS[: step + 1])
+        fisher, omega = np.append(fisher, np.ones(rows)), np.append(omega, np.zeros(rows))
+        last, score, path = way[step][0], np.zeros(total), np.zeros(total)
+        for iteration in range(1, ITERATIONS + 1):
+            now, g = way[step][iteration - 1], gradients[step][iteration - 1]
+            if name == "rw" and iteration in (11, 21):
+                score += g * (last - now) / (0.5 * fisher * (now - last) ** 2 + 1e-8)
+                last = now
+            if name == "pi":
+                path += g * (last - now)
+                last = now
+            fisher = 0.9 * g**2 + 0.1 * fisher
+        omega = np.maximum(0, path / ((way[step][-1] - way[step][0]) ** 2 + 1e-20)) + omega
+        score = np.maximum(0, score)
+        if saved is not None:
+            score[: len(saved)] = (score[: len(saved)] + saved) / 2
+        saved = score
+        parts = np.split(np.arange(total), np.cumsum(STEPS[: step + 1])[:-1])
+        used = {"ewc": [fisher], "pi": [omega], "rw": [fisher, saved]}[name]
+        held.append(sum(np.concatenate([minmax(kind[part]) for part in parts]) for kind in used))
+    return held
+
+
+@pytest.mark.parametrize("name", ["ewc", "pi", "rw"])
+def test_three_steps_of_importances(name):
+    draw = np.random.default_rng(3)
+    config = make_config(name, "default", "importance.weight=0")
+    student = build_network(config.net, STEPS[0]).double()
+    method = METHODS[name](config, Everyone(alone=True))
+    way, gradients, held = [], [], []
+    for step, rows in enumerate(STEPS):
+        old = sum(STEPS[:step])
+        method.begin_step(StepInfo(step, old, rows, "disjoint"), student, None)
+        if step > 0:
+            held.append(method.held["classifier.bias"].numpy().copy())
+        bias = student.classifier.bias
+        moved = bias.detach().numpy().copy() + np.cumsum(0.1 * draw.normal(size=(ITERATIONS + 1, len(bias))), 0)
+        moved[0] = bias.detach().numpy()
+        way.append(moved)
+        gradients.append(draw.normal(size=(ITERATIONS, len(bias))))
+        for iteration in range(ITERATIONS):
+            bias.grad = tensor(gradients[-1][iteration])
+            method.after_backward(student)
+            with torch.no_grad():
+                bias.copy_(tensor(moved[iteration + 1]))
+            if step == 1 and iteration == 12:  # stopped and resumed
+                state = method.state_dict()
+                method = METHODS[name](config, Everyone(alone=True))
+                method.begin_step(StepInfo(0, 0, 1, "disjoint"), student, None)
+                method.load_state_dict(state)
+        method.end_step(student)
+    for found, expected in zip(held, by_hand(name, way, gradients), strict=False):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_new_rows_keep_their_own_score():
+    found = ours.score_importance(torch.tensor([2.0, -1.0, 2.0]), torch.tensor([1.0, 1.0]))
+    assert found.tolist() == [1.5, 0.5, 2.0]

@@ -6,7 +6,7 @@ old model, with each tensor of importances normalised to 0..1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,13 +39,17 @@ def score_update(score: Tensor, gradient: Tensor, fisher: Tensor, before: Tensor
 
 
 def score_importance(score: Tensor, previous: Tensor | None) -> Tensor:
-    """RW after a step: max(0, s), averaged with that of the step before."""
-    positive = score.clamp_min(0)
-    return positive if previous is None else (positive + previous) / 2
+    """RW after a step: max(0, s), averaged with that of the step before in the rows that existed then."""
+    result = score.clamp_min(0)
+    if previous is not None:
+        result[: len(previous)] = (result[: len(previous)] + previous) / 2
+    return result
 
 
-def normalised(importance: Tensor) -> Tensor:
-    """A tensor of importances brought to 0..1."""
+def normalised(importance: Tensor, rows: Sequence[int] = ()) -> Tensor:
+    """A tensor of importances brought to 0..1; of the classifier, the `rows` of each step by themselves."""
+    if rows:
+        return torch.cat([normalised(part) for part in importance.split(list(rows))])
     low, high = importance.aminmax()
     return (importance - low) / (high - low + TINY)
 

@@ -58,6 +58,7 @@ class ImportanceMethod(Method):
         self.anchors: Named = {}  # θ_old; empty in step 0
         self.held: Named = {}  # Ĩ of the anchors, 0..1
         self.memory: dict[str, Named] = {}  # statistics by name, then by parameter
+        self.rows: list[int] = []  # of the classifier, by the step that brought them
         self.iteration = 0
         self.last_penalty = torch.zeros(())
 
@@ -70,8 +71,9 @@ class ImportanceMethod(Method):
         self.anchors = {n: p.clone() for n, p in before.items()} if step.number > 0 else {}
         super().begin_step(step, student, teacher)
         if step.number == 0:
-            self.memory = {}
+            self.memory, self.rows = {}, []
         self.held = {n: self.importance(n) for n in self.anchors}
+        self.rows += [step.n_new] if step.n_new > 0 else []
         self.iteration = 0
         self.last_penalty = torch.zeros((), device=next(student.parameters()).device)
         self.begin_statistics(self._parameters(student))
@@ -101,6 +103,10 @@ class ImportanceMethod(Method):
         """How much a parameter of the old model matters, 0..1, in its shape."""
         raise NotImplementedError
 
+    def normalised(self, what: str, name: str) -> Tensor:
+        """Statistics of a parameter of the old model, brought to 0..1; each step's rows of the classifier apart."""
+        return normalised(self.memory[what][name], self.rows if name.startswith("classifier.") else ())
+
     def begin_statistics(self, parameters: Named) -> None:
         """Make room for the parameters of this step, new rows included."""
         raise NotImplementedError
@@ -116,7 +122,8 @@ class ImportanceMethod(Method):
         state = super().state_dict()
         kept = {"anchors": self.anchors, "held": self.held, **self.memory}
         state |= {f"{PREFIX}.{what}.{n}": tensor for what, named in kept.items() for n, tensor in named.items()}
-        return state | {f"{PREFIX}.iteration": torch.tensor(self.iteration), f"{PREFIX}.penalty": self.last_penalty}
+        numbers = {"iteration": torch.tensor(self.iteration), "rows": torch.tensor(self.rows, dtype=torch.long)}
+        return state | {f"{PREFIX}.{n}": t for n, t in numbers.items()} | {f"{PREFIX}.penalty": self.last_penalty}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         super().load_state_dict(state)
@@ -128,6 +135,7 @@ class ImportanceMethod(Method):
         self.anchors, self.held = kept.pop("anchors"), kept.pop("held")
         self.memory = kept
         self.iteration = int(state[f"{PREFIX}.iteration"])
+        self.rows = state[f"{PREFIX}.rows"].tolist()
         self.last_penalty = state[f"{PREFIX}.penalty"].clone()
 
     @staticmethod
@@ -157,7 +165,7 @@ class EWC(ImportanceMethod):
         self.memory["fisher"] = {n: grown(fisher.get(n), p, 1.0) for n, p in parameters.items()}
 
     def importance(self, name: str) -> Tensor:
-        return normalised(self.memory["fisher"][name])
+        return self.normalised("fisher", name)
 
     def gather(self, name: str, gradient: Tensor, now: Tensor) -> None:
         fisher = self.memory["fisher"]
@@ -181,7 +189,7 @@ class PI(ImportanceMethod):
         self.memory["last"] = {n: p.clone() for n, p in parameters.items()}
 
     def importance(self, name: str) -> Tensor:
-        return normalised(self.memory["omega"][name])
+        return self.normalised("omega", name)
 
     def gather(self, name: str, gradient: Tensor, now: Tensor) -> None:
         path, last = self.memory["path"], self.memory["last"]
@@ -209,18 +217,17 @@ class RW(EWC):
         self.memory["last"] = {n: p.clone() for n, p in parameters.items()}
 
     def importance(self, name: str) -> Tensor:
-        return super().importance(name) + normalised(self.memory["saved"][name])
+        return super().importance(name) + self.normalised("saved", name)
 
     def gather(self, name: str, gradient: Tensor, now: Tensor) -> None:
-        super().gather(name, gradient, now)
-        if self.iteration % SCORE_EVERY == 0:
+        if self.iteration > 1 and self.iteration % SCORE_EVERY == 1:  # the 11th, 21st and so on
             score, last = self.memory["score"], self.memory["last"]
             score[name] = score_update(score[name], gradient, self.memory["fisher"][name], last[name], now)
             last[name] = now.detach().clone()
+        super().gather(name, gradient, now)  # after the score, which takes F as it was
 
     def end_statistics(self, parameters: Named) -> None:
         before = self.memory.get("saved", {})
         self.memory["saved"] = {}
         for n in parameters:
-            previous = grown(before[n], parameters[n], 0.0) if n in before else None
-            self.memory["saved"][n] = score_importance(self.memory["score"][n], previous)
+            self.memory["saved"][n] = score_importance(self.memory["score"][n], before.get(n))
