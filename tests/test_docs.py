@@ -17,11 +17,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
+from runs import Quiet
 from sdrseg import __version__
 from sdrseg.cli import main
+from sdrseg.config import parse_settings, saved_config
+from sdrseg.engine.checkpoint import load_tensors
+from sdrseg.engine.run import train
 from sdrseg.methods import METHODS
 
 from conftest import forget_own_sources, own_sources
@@ -60,7 +65,7 @@ def test_the_python_examples():
 
 
 def test_the_example_of_a_method(monkeypatch):
-    (code,) = blocks("add-a-method.md", "python")
+    code, _ = blocks("add-a-method.md", "python")
     assert len(code.splitlines()) < 60
     Path("directions.py").write_text(code)
     (commands,) = blocks("add-a-method.md", "sh")
@@ -74,6 +79,20 @@ def test_the_example_of_a_method(monkeypatch):
     assert seen[-1].keys() >= {"ce", "kd"}
     same = [Path(f"runs/{name}/steps/0/model.safetensors").read_bytes() for name in ("directions", "mib")]
     assert same[0] == same[1]
+    assert METHODS["directions"](saved_config({"directions": {"weight": 5.0}}, "")).objective() == (
+        "CE + 5·(1 − cos(F, F_old))"
+    )
+
+
+def test_the_example_with_a_survey():
+    _, code = blocks("add-a-method.md", "python")
+    Path("imprint.py").write_text(code)
+    settings = parse_settings([*TINY, "imprint.length=2"])
+    train("shapes:8-2@disjoint", "imprint.py", "run", settings=settings, bases="bases", display=Quiet())
+    old, new = (load_tensors(Path(f"run/steps/{k}/model.safetensors"))["classifier.weight"] for k in (0, 1))
+    assert torch.equal(new[: len(old)], old)
+    lengths = new[len(old) :, :, 0, 0].norm(dim=1)
+    assert len(lengths) == 2 and ((lengths - 2).abs() < 0.3).all()
 
 
 def test_the_example_of_a_data_set(monkeypatch, capfd):

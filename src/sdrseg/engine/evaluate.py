@@ -57,13 +57,13 @@ def score(job: Job, step: Step, network: Network, decision: Decision, transform:
     config = job.config
     if transform is not None:
         config = replace(config, eval=replace(config.eval, transform=transform))  # type: ignore[arg-type]
-    last = job.scenario.steps[-1]
+    last = job.scenario[-1]
     sizes = job.indexes[step.test_split].size_by_id
     cache = job.cache("score", step.test_split, sorted({*last.test_ids, *step.test_ids}))
     batches = eval_batches(job.source, step.test_ids, sizes, step.test_table, config, share=job.share, cache=cache)
     matrix = confusion(job.fabric, network, batches, len(step.channels), decision)
     names = tuple(job.scenario.classes[c] for c in step.channels)
-    return StepScore(step.number, names, len(job.scenario.steps[0].channels), matrix)
+    return StepScore(step.number, names, len(job.scenario[0].channels), matrix)
 
 
 def require_held_out(job: Job) -> None:
@@ -71,7 +71,7 @@ def require_held_out(job: Job) -> None:
 
     Held-out images stand for the test images: leaving some out would make scores that cannot be compared.
     """
-    left = [step for step in job.scenario.steps if not job.folder.has_metrics(step.number)]
+    left = [step for step in job.scenario if not job.folder.has_metrics(step.number)]
     ids = sorted({id for step in left if step.test_split == "train" for id in step.test_ids})
     if job.config.run.on_bad_image == "stop" or not ids:
         return
@@ -114,7 +114,7 @@ def score_step(job: Job, step: Step) -> None:
 
 def score_also(job: Job) -> None:
     """Score the last step with the transform of eval.also, too, if that is another one and not done yet."""
-    transform, step = job.config.eval.also, job.scenario.steps[-1]
+    transform, step = job.config.eval.also, job.scenario[-1]
     file = job.folder.step(step.number) / second_score(transform)
     if transform in ("none", job.config.eval.transform) or file.exists():
         return
@@ -128,7 +128,7 @@ def score_also(job: Job) -> None:
 
 def summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]:
     """Write summary.json from the scores of all steps."""
-    numbers = range(len(job.scenario.steps))
+    numbers = range(len(job.scenario))
     scores = [StepScore.from_dict(job.folder.read_json(f"steps/{k}/metrics.json")) for k in numbers]
     result = {**summary(scores, bound), "scored_on": job.scored_on}
     if job.everyone.rank == 0:
@@ -147,7 +147,7 @@ def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
     known = (out / "scenario.json").exists()
     difference = data_difference(job, folder.read_json("scenario.json")) if known else None
     results = []
-    for step in job.scenario.steps:
+    for step in job.scenario:
         if folder.has_metrics(step.number):
             now = {**score_saved(job, step).to_dict(), "scored_on": job.scored_on}
             then = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}

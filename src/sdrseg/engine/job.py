@@ -58,7 +58,7 @@ class Job:
     def base(self) -> tuple[type[Method], Config, str]:
         """The method, configuration and key of step 0; found once, because it takes reading the file of weights."""
         method, config = base_of(self.method, self.config.of_step(0))
-        return method, config, base_key(method, config, self.scenario.steps[0], self.indexes["train"], self.protocol)
+        return method, config, base_key(method, config, self.scenario[0], self.indexes["train"], self.protocol)
 
     def base_is_stored(self) -> bool:
         """Whether step 0 need not be trained: the first process looks, and all do as it says."""
@@ -120,7 +120,7 @@ def prepare_job(
         fabric=fabric,
         everyone=everyone,
         bases=BaseStore(bases),
-        display=display or TrainingDisplay(len(scenario.steps), everyone.rank == 0),
+        display=display or TrainingDisplay(len(scenario), everyone.rank == 0),
         interruption=Interruption(everyone),
     )
 
@@ -159,7 +159,7 @@ def data_difference(job: Job, saved: dict[str, Any]) -> str | None:
             f"{', '.join(job.scenario.classes)}."
         )
     digests, digests_then = _digests(job), saved["mask_digests"]
-    for step, then in zip(job.scenario.steps, saved["steps"], strict=True):
+    for step, then in zip(job.scenario, saved["steps"], strict=True):
         if not (job.folder.has_model(step.number) or job.folder.state_of(step.number)):
             continue
         for ids, ids_then, use in (

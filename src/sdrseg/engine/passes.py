@@ -266,6 +266,6 @@ def replayable(method: Method) -> bool:
     for kind in type(method).__mro__:
         if "replayable" in vars(kind):
             return method.replayable
-        if {"terms", "more_terms", "relabel"} & vars(kind).keys():
+        if {"terms", "more_terms", "own_terms", "relabel"} & vars(kind).keys():
             return False
     return False

@@ -87,7 +87,7 @@ def train(
     if not job.folder.has_model(0) and not job.base_is_stored():
         if job.everyone.rank == 0:
             job.bases.require_writable()
-        ready = assemble(job, job.scenario.steps[0], *job.base[:2])  # what is wrong is said before the folder is made
+        ready = assemble(job, job.scenario[0], *job.base[:2])  # what is wrong is said before the folder is made
     identity = {"spec": str(spec), "method": method_name, "preset": preset, "recipe": RECIPE}
     if code := file_digest(job.method):
         identity["method_code"] = code
@@ -95,10 +95,10 @@ def train(
         if job.everyone.rank == 0:
             open_run_folder(job, identity)
             keep_source(job.method, job.folder.path)
-        rates = [learning_rates(config.of_step(number)) for number in range(min(2, len(job.scenario.steps)))]
+        rates = [learning_rates(config.of_step(number)) for number in range(min(2, len(job.scenario)))]
         spoken = ", then ".join(f"{low:g}" + (f" (decoder {high:g})" if high != low else "") for low, high in rates)
         job.display.say(f"preset {preset}, learning rate {spoken}")
-        if issubclass(job.method, Offline) and len(job.scenario.steps) > 1:
+        if issubclass(job.method, Offline) and len(job.scenario) > 1:
             say = f"warning: with several steps, {method_name} is fine-tuning and no bound to compare with"
             job.display.say(f"{say}. For that, train {spec.source}:offline.")
         for section, key, most in limits_in(layers):
@@ -106,7 +106,7 @@ def train(
                 job.display.say(f"{section}.{key} is capped at {most:g} for generated data (see docs/methods.md)")
         job.fabric.barrier()
         with job.interruption:
-            for step in job.scenario.steps:
+            for step in job.scenario:
                 if not job.folder.has_model(step.number):
                     _train_step(job, step, ready)
                 ready = None  # later steps need the memory
@@ -252,7 +252,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
 
 def _meta(job: Job, step: Step, config: Config, decision: Decision, more: dict[str, Any]) -> dict[str, Any]:
     """What a saved model is: classes by channel, where they came from, and its parent."""
-    came = {c: s.number for s in job.scenario.steps for c in s.new}
+    came = {c: s.number for s in job.scenario for c in s.new}
     parent = None
     if step.number > 0:
         parent = job.folder.read_json(f"steps/{step.number - 1}/meta.json")["files"]["model"]["sha256"]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 When = Literal["before", "after"]
-SEES_TEACHER = ("begin_step", "survey", "relabel", "terms", "more_terms")
+SEES_TEACHER = ("begin_step", "survey", "relabel", "terms", "more_terms", "own_terms")
 
 
 class From(NamedTuple):

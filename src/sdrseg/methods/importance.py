@@ -51,7 +51,6 @@ class ImportanceMethod(Method):
     """Cross-entropy and a penalty on changing important parameters. Subclasses say what is important."""
 
     own_step0 = True  # there is nothing to hold back without statistics of step 0
-    replayable = Method.replayable
 
     def __init__(self, config: Config, everyone: Everyone | None = None):
         super().__init__(config, everyone)
@@ -155,6 +154,7 @@ class EWC(ImportanceMethod):
     name = "ewc"
     summary = "Elastic Weight Consolidation: importance is the running mean of squared gradients"
     own_terms = (penalty_term("Σ_θ F̃_θ (θ − θ_old)²"),)
+    replayable = Method.replayable
     switches = {
         "importance.weight": From(1000.0, "official code: method preset (MiB: 500)"),
         "optim.decoder_lr_factor_later": ONE_RATE,
@@ -176,6 +176,7 @@ class PI(ImportanceMethod):
     name = "pi"
     summary = "Path Integral (synaptic intelligence): importance is the loss saved along the parameter's way"
     own_terms = (penalty_term("Σ_θ Ω̃_θ (θ − θ_old)²"),)
+    replayable = Method.replayable
     switches = {
         "importance.weight": From(1000.0, "official code: method preset (MiB: 500)"),
         "optim.decoder_lr_factor_later": ONE_RATE,
@@ -206,6 +207,7 @@ class RW(EWC):
     name = "rw"
     summary = "Riemannian Walk: squared gradients, and the loss saved along the way relative to them"
     own_terms = (penalty_term("Σ_θ (F̃_θ + s̃_θ)(θ − θ_old)²"),)
+    replayable = Method.replayable
     switches = {
         "importance.weight": From(1000.0, "official code: method preset (MiB: 100)"),
         "optim.decoder_lr_factor_later": ONE_RATE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -69,6 +69,15 @@ class Scenario:
     classes: tuple[str, ...]
     steps: tuple[Step, ...]
     warnings: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, number: int) -> Step:
+        return self.steps[number]
 
     def require_images(self, batch_sizes: Sequence[int]) -> None:
         """Stop before any work is done if a step cannot fill one batch."""
