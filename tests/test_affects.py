@@ -18,7 +18,7 @@ from sdrseg.scenario import parse_spec
 
 MAY_CHANGE = {
     "data.cache", "data.workers", "eval.also", "eval.batch_size", "eval.every",
-    "run.speed", "run.save_minutes", "run.log_every", "run.on_bad_image",
+    "run.speed", "run.save_minutes", "run.log_every", "run.on_bad_image", "run.on_divergence",
 }  # fmt: skip
 LATER = {
     "train.batch_size_later", "train.epochs_later", "net.bn_later", "optim.lr_later", "optim.decoder_lr_factor_later",

@@ -635,7 +635,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_its_images(tmp_path):
 
 
 def test_several_terms_that_are_not_finite_are_named_together(tmp_path):
-    with pytest.raises(NotFiniteError, match=r"step 1, iteration \d+: the terms ce, kd.* are not finite\."):
+    with pytest.raises(NotFiniteError, match=r"step 1, iteration \d+: the terms ce, kd.* are not finite; \w+ grew"):
         run(tmp_path / "run", "sdr", "optim.lr_later=1e30", "run.log_every=5")
 
 

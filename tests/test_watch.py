@@ -11,10 +11,13 @@ import torch
 
 import sdrseg.engine.watch as watch_module
 import sdrseg.terminal as terminal
+from runs import TINY, Quiet
+from sdrseg.config import parse_settings
 from sdrseg.data.batches import Batch
 from sdrseg.distributed import Everyone
 from sdrseg.engine.launch import InterruptedRunError, Interruption, cpu_warning
-from sdrseg.engine.watch import Log, Watch
+from sdrseg.engine.run import train
+from sdrseg.engine.watch import Log, NotFiniteError, Watch
 from sdrseg.terminal import TrainingDisplay
 
 
@@ -152,3 +155,76 @@ def test_only_a_second_ctrl_c_stops_without_saving(signals, code):
             all_of_them()
     assert bool(saved) == (code is not None)
     assert code is None or stopped.value.exit_code == code
+
+
+def diverging(log_every: int, courses: dict[str, list[float]], step: int = 1) -> str:
+    """The message of a watch that is shown these terms."""
+    watch = Watch(step, len(courses["ce"]), None, lambda entry: None, log_every, 1e9)
+    with pytest.raises(NotFiniteError) as error:
+        for values in zip(*courses.values(), strict=True):
+            terms = dict(zip(courses, map(torch.tensor, values), strict=True))
+            watch.add(terms, torch.tensor(sum(values)))
+            watch.end_iteration(batch(0), dict)
+    return str(error.value)
+
+
+inf, nan = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize("log_every", [1, 2, 5])
+def test_a_divergence_names_the_term_that_grew_first_and_its_setting(log_every):
+    """All become NaN at once, but kd has grown since the third iteration and ce since the fourth."""
+    terms = {"ce": [1.0, 1.2, 1.1, 90.0, nan], "kd": [0.5, 0.6, 4.0, 1e30, nan], "pm": [0.1, 0.1, 0.1, 0.1, nan]}
+    said = diverging(log_every, terms)
+    assert said.startswith("step 1, iteration 4: the terms ce, kd, pm are not finite; kd grew first. Images: a, b.")
+    assert "Lower kd.weight or optim.lr_later and start in a new folder" in said and "on_divergence=lower" in said
+
+
+def test_a_term_without_a_weight_is_lowered_by_the_rate():
+    said = diverging(1, {"ce": [1.0, inf]}, step=0)
+    assert "the term ce is not finite; ce grew first" in said and "Lower optim.lr and start" in said
+
+
+def test_parts_of_a_batch_add_up_in_the_log():
+    shown = []
+    watch = Watch(0, 4, None, shown.append, 2, 1e9)
+    for _ in range(2):
+        for part in (1.0, 2.0):
+            watch.add({"ce": torch.tensor(part)}, torch.tensor(2 * part))
+        watch.end_iteration(batch(0), dict)
+    assert shown[-1]["losses"] == {"ce": 3.0, "loss": 6.0}
+
+
+def test_a_run_that_diverges_goes_on_with_a_lower_rate(tmp_path, monkeypatch):
+    """Step 1 fails at iteration 3 until its rate is a ninth: first from the saved state, then from the beginning."""
+    import sdrseg.engine.run as engine
+
+    real, tried = engine.make_optimiser, []
+
+    def make_optimiser(network, method, config):
+        tried.append((method.step.number, config.optim.lr))
+        return real(network, method, config)
+
+    class Exploding(Watch):
+        def _check(self, values):
+            if self.step == 1 and self.iteration >= 3 and tried[-1][1] > 0.003:
+                raise NotFiniteError("step 1, iteration 3: the term kd is not finite; kd grew first. Images: x.")
+            super()._check(values)
+
+    monkeypatch.setattr(engine, "make_optimiser", make_optimiser)
+    monkeypatch.setattr(engine, "Watch", Exploding)
+    settings = parse_settings([*TINY, "optim.lr_later=0.02", "train.epochs=3", "run.on_divergence=stop"])
+    given = {"bases": tmp_path / "bases", "display": Quiet()}
+    with pytest.raises(NotFiniteError):
+        train("shapes:9-1@disjoint", "ft", tmp_path / "run", settings=settings, **given)
+    assert json.loads((tmp_path / "run/state/current.json").read_text())["iteration"] == 2
+    settings["run.on_divergence"] = "lower"
+    train("shapes:9-1@disjoint", "ft", tmp_path / "run", settings=settings, **given)
+    assert [step for step, _ in tried] == [0, 1, 1, 1, 1]
+    assert [rate for _, rate in tried] == pytest.approx([0.02, 0.02, 0.02, 0.02 / 3, 0.02 / 9])
+    said = [text for text in given["display"].said if "Again" in str(text)]
+    assert said[0].endswith("kd grew first. Again, with 0.33 of the learning rate.") and "with 0.11 of" in said[1]
+    meta = json.loads((tmp_path / "run/steps/1/meta.json").read_text())
+    assert meta["lowered_rate"] == pytest.approx(1 / 9)
+    resumed = [e for e in map(json.loads, (tmp_path / "run/log.jsonl").open()) if e["event"] == "resume"]
+    assert [e["iteration"] for e in resumed] == []  # the last attempt began at the beginning

@@ -49,6 +49,12 @@ class Run:
     )
     save_minutes: float = setting(5.0, "minutes between two saved states within a step", 0, affects="nothing")
     log_every: int = setting(20, "iterations between two lines of the log", 1, affects="nothing")
+    on_divergence: Literal["stop", "lower"] = setting(
+        "stop",
+        "a loss that is not finite: stop, or go back to the last good state (the second time to the beginning of the "
+        "step) and go on with a third of the learning rate, four times at most",
+        affects="nothing",
+    )
     on_bad_image: Literal["stop", "skip"] = setting(
         "stop",
         "a training image that cannot be read; what is scored (held-out images too) is never skipped",

@@ -31,7 +31,7 @@ from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.launch import cpu_warning
 from sdrseg.engine.optimiser import learning_rates, make_optimiser
 from sdrseg.engine.passes import make_pass
-from sdrseg.engine.watch import Watch
+from sdrseg.engine.watch import NotFiniteError, Watch
 from sdrseg.errors import UsageError
 from sdrseg.methods import Method, StepInfo, limits_in, method_layers, own_sections, resolve_method
 from sdrseg.methods.base import When
@@ -123,11 +123,37 @@ def train(
         job.folder.close()
 
 
+LOWER = 1 / 3
+TIMES = 4
+
+
 def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
-    """Fit one step from its beginning or from the saved state, and save the model. `ready`: if assembled already."""
+    """Fit one step and save the model; where it diverges, again with lower rates if run.on_divergence says so."""
+    for times in range(TIMES + 1):
+        rate = LOWER**times
+        try:
+            _fit_step(job, step, ready, rate)
+            return
+        except NotFiniteError as error:
+            if job.config.run.on_divergence == "stop" or times == TIMES:
+                raise
+            job.interruption.save = None
+            if times > 0 and job.everyone.rank == 0:
+                job.folder.drop_state()  # the state itself may be on the way to infinity
+            job.fabric.barrier()
+            job.display.say(
+                f"{str(error).partition(' Images:')[0]} Again, with {rate * LOWER:.2g} of the learning rate."
+            )
+            ready = assemble(job, step, *job.base[:2]) if step.number == 0 else None
+
+
+def _fit_step(job: Job, step: Step, ready: Assembled | None, rate: float) -> None:
+    """Fit one step from its beginning or from the saved state, and save the model. `ready`: if assembled already;
+    `rate`: a factor of the learning rate."""
     method_type, config, key = job.method, job.config.of_step(step.number), None
     if step.number == 0:
         method_type, config, key = job.base
+    config = config.changed({"optim.lr": config.optim.lr * rate})
     if key is not None and ready is None:
         job.display.say(f"step 0: taken from the store of bases ({key})")
         if job.everyone.rank == 0:
@@ -208,9 +234,10 @@ def _train_step(job: Job, step: Step, ready: Assembled | None) -> None:
     method.end_step(student)
     if job.everyone.rank == 0:
         model, memory = student.state_dict(), method.state_dict()
-        meta = _meta(job, step, config, method.decision, {"base": key} if key else {})
+        more = ({"base": key} if key else {}) | ({"lowered_rate": rate} if rate < 1 else {})
+        meta = _meta(job, step, config, method.decision, more)
         job.folder.save_step(step.number, model, memory, meta)
-        if key is not None and not bad:  # without the skipped images it would be another one
+        if key is not None and not bad and rate == 1:  # without the skipped images it would be another one
             job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
 
 

@@ -1,14 +1,16 @@
 """What is written down while a step is trained: JSON lines (the truth), TensorBoard, and a progress display.
 
-Terms are added up on the device and read every few iterations, so that logging never makes the GPU wait. A term that is
+Terms are kept on the device and read every few iterations, so that logging never makes the GPU wait. A term that is
 not finite is noticed then, with the iteration and the images at which it first was, and before anything is saved.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,18 @@ from sdrseg.data.batches import Batch
 from sdrseg.errors import SdrsegError
 from sdrseg.threads import adapt
 
-NEVER = 2**62
+RECENT = 100  # iterations in which is looked for what grew first
+GROWN = 4.0  # times what a term was before: from then on it has grown
+SETTINGS = {
+    "kd": "kd.weight",
+    "enc": "enc.weight",
+    "pm": "pm.weight",
+    "attract": "cl.attract",
+    "repel": "cl.repel",
+    "sp": "sp.weight",
+    "penalty": "importance.weight",
+}
+"""The setting that lowers a term."""
 SHOW_SECONDS = 0.5  # between two updates of the display that wait for nothing
 
 
@@ -72,7 +85,7 @@ class Log:
 
 
 class Watch:
-    """Counts iterations, adds up terms on the device, and says when to save."""
+    """Counts iterations, keeps terms on the device until they are read, and says when to save."""
 
     def __init__(
         self,
@@ -88,8 +101,8 @@ class Watch:
         self.step, self.iterations, self.iteration, self.epochs = step, iterations, iteration, epochs
         self._log, self._display = log, display
         self._log_every, self._save_seconds = log_every, save_seconds
-        self._sums: dict[str, Tensor] = {}
-        self._first_bad: dict[str, Tensor] = {}
+        self._kept: list[tuple[int, tuple[str, ...], Tensor]] = []  # iteration, names, values
+        self._recent: dict[str, deque[tuple[int, float]]] = {}  # (iteration, size) of each term
         self._ids: dict[int, tuple[str, ...]] = {}
         self._images = 0
         self.logged = False
@@ -102,11 +115,8 @@ class Watch:
     @torch.no_grad()
     def add(self, terms: dict[str, Tensor], loss: Tensor) -> None:
         """Take in the terms of a batch or of a part of one."""
-        for name, term in [*terms.items(), ("loss", loss)]:
-            value = term.detach()
-            here = torch.where(value.isfinite(), NEVER, self.iteration)
-            self._first_bad[name] = torch.minimum(self._first_bad[name], here) if name in self._first_bad else here
-            self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
+        values = [term.detach().to(loss.device, torch.float32) for term in (*terms.values(), loss)]
+        self._kept.append((self.iteration, (*terms, "loss"), torch.stack(values)))
 
     def end_iteration(self, batch: Batch, metrics: Callable[[], dict[str, Tensor]]) -> bool:
         """Count one iteration; log if it is time to. Returns whether it is time to save."""
@@ -120,7 +130,8 @@ class Watch:
         self.logged = last or self.iteration % self._log_every == 0
         if not self.logged:
             if not self._first_is_over or time.monotonic() - self._shown > SHOW_SECONDS:
-                self._show(self._entry(batch.epoch, self._losses() if batch.images.device.type == "cpu" else {}))
+                losses = _means(self._read()) if batch.images.device.type == "cpu" else {}
+                self._show(self._entry(batch.epoch, losses))
             return False
         self._write(metrics(), batch.epoch)
         if last or time.monotonic() - self._saved < self._save_seconds:
@@ -129,8 +140,12 @@ class Watch:
         return True
 
     def _write(self, metrics: dict[str, Tensor], epoch: int) -> None:
-        self._check()
-        entry = self._entry(epoch, self._losses())
+        values = self._read()
+        for name, course in values.items():
+            sizes = ((at, abs(value)) for at, value in course.items())
+            self._recent.setdefault(name, deque(maxlen=RECENT)).extend(sizes)
+        self._check(values)
+        entry = self._entry(epoch, _means(values))
         entry["metrics"] = {name: float(value) for name, value in metrics.items()}
         if torch.cuda.is_available():
             entry["peak_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
@@ -139,13 +154,20 @@ class Watch:
         if self._log is not None:
             self._log.write("train", **entry)
         self._show(entry)
-        self._sums, self._first_bad, self._ids, self._images = {}, {}, {}, 0
+        self._kept, self._ids, self._images = [], {}, 0
         self._since = time.monotonic()
 
-    def _losses(self) -> dict[str, float]:
-        """The means since the last line of the log. On a GPU this waits for it."""
-        count = max(1, len(self._ids))
-        return {name: float(value) / count for name, value in self._sums.items()}
+    def _read(self) -> Values:
+        """All terms since the last line of the log, by iteration. On a GPU this waits for it."""
+        result: Values = {}
+        if not self._kept:
+            return result
+        numbers = iter(torch.cat([values for _, _, values in self._kept]).tolist())
+        for iteration, names, _ in self._kept:
+            for name in names:  # parts of a batch add up
+                course = result.setdefault(name, {})
+                course[iteration] = course.get(iteration, 0.0) + next(numbers)
+        return result
 
     def _entry(self, epoch: int, losses: dict[str, float]) -> dict[str, Any]:
         seconds = time.monotonic() - self._since
@@ -169,18 +191,47 @@ class Watch:
         if not self._first_is_over:
             self._first_is_over, self._before, self._began, self._counted = True, elapsed, now, 0
 
-    def _check(self) -> None:
+    def _check(self, values: Values) -> None:
         """Stop the run if any term was not finite since the last look."""
-        if not self._first_bad:
+        firsts = {
+            name: min((at for at, value in course.items() if not math.isfinite(value)), default=None)
+            for name, course in values.items()
+        }
+        found = [at for at in firsts.values() if at is not None]
+        if not found:
             return
-        names = list(self._first_bad)
-        firsts = torch.stack([self._first_bad[name] for name in names]).tolist()
-        first = min(firsts)
-        if first < NEVER:
-            bad = [name for name, at in zip(names, firsts, strict=True) if at == first and name != "loss"]
-            what = f"the terms {', '.join(bad)} are" if len(bad) > 1 else f"the term {(bad or ['loss'])[0]} is"
-            raise NotFiniteError(
-                f"step {self.step}, iteration {first}: {what} not finite. "
-                f"Images: {', '.join(self._ids.get(first, ()))}. The last saved state is intact; try a smaller "
-                f"learning rate (optim.lr, optim.lr_later) or weight, then start in a new folder."
-            )
+        first = min(found)
+        bad = [name for name, at in firsts.items() if at == first and name != "loss"] or ["loss"]
+        what = f"the terms {', '.join(bad)} are" if len(bad) > 1 else f"the term {bad[0]} is"
+        grown = self._grown_first()
+        rate = "optim.lr" if self.step == 0 else "optim.lr_later"
+        remedy = f"{SETTINGS[grown]} or {rate}" if grown in SETTINGS else rate
+        raise NotFiniteError(
+            f"step {self.step}, iteration {first}: {what} not finite; {grown} grew first. "
+            f"Images: {', '.join(self._ids.get(first, ()))}. The last saved state is intact. Lower {remedy} and start "
+            f"in a new folder, or give the same command again with --set run.on_divergence=lower."
+        )
+
+    def _grown_first(self) -> str:
+        """The term that was the first to grow far beyond what it was some iterations ago."""
+        begin = {
+            name: statistics.median([value for _, value in list(course)[: max(1, len(course) // 3)]])
+            for name, course in self._recent.items()
+        }
+        grown = []
+        for name in self._recent.keys() - {"loss"}:
+            most = GROWN * max(begin[name], 0.01 * begin["loss"])  # distillation begins at 0
+            beyond = [(at, value) for at, value in self._recent[name] if not value <= most]
+            if beyond:
+                at, value = beyond[0]
+                grown.append((at, -value / most if math.isfinite(value) else -math.inf, name))
+        return min(grown)[2] if grown else "loss"
+
+
+Values = dict[str, dict[int, float]]
+"""Terms by name and iteration."""
+
+
+def _means(values: Values) -> dict[str, float]:
+    count = len({at for course in values.values() for at in course})
+    return {name: math.fsum(course.values()) / count for name, course in values.items()}
