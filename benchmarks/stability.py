@@ -2,7 +2,7 @@
 
 `python stability.py` generates data sets (or, with --photographs, makes them from VOC's images) and trains a few
 iterations of two steps for every combination. A run has diverged if a term is not finite, or if the loss of step 1 at
-its end is more than twice what it was in the beginning, where distillation is 0.
+its end is more than twice what it was in the beginning.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class Losses:
 
 
 def short_run(
-    method: str, data: Path, old: int, settings: list[str], scratch: Path, protocol: str = "disjoint"
+    method: str, data: Path, old: int, settings: dict[str, Any], scratch: Path, protocol: str = "disjoint"
 ) -> dict[str, Any]:
     """Two steps of a method; whether it diverged, and the losses."""
     display = Losses()
-    given = parse_settings(["run.log_every=1", "run.save_minutes=1e6", "data.workers=0", *settings])
+    given = {"run.log_every": 1, "run.save_minutes": 1e6, "data.workers": 0, **settings}
     started, problem, result = time.monotonic(), "", {}
     try:
         with tempfile.TemporaryDirectory(dir=scratch) as out:
@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    more = parse_settings(given.set)
     rows = []
     with tempfile.TemporaryDirectory() as text:
         scratch = Path(text)
@@ -142,8 +143,12 @@ def main() -> None:
             elif not data.exists():
                 generate(data, old + 1, images, crop)
             epochs = max(1, given.iterations // max(1, int(images * 0.4) // batch))
-            settings = [f"data.crop={crop}", f"train.batch_size={batch}", f"train.epochs={epochs}"]
-            settings += [f"net.encoder={given.encoder}", f"net.weights={weights!r}", *given.set]
+            settings = {"data.crop": crop, "train.batch_size": batch, "train.epochs": epochs}
+            settings |= {"net.encoder": given.encoder, "net.weights": weights}
+            settings |= {
+                key: tomllib.loads(f"v = {value}")["v"] for key, _, value in (text.partition("=") for text in given.set)
+            }
+            settings |= more
             for method in given.methods:
                 cell = {"method": method, "old": old, "crop": crop, "batch": batch, "weights": weights}
                 row = cell | short_run(method, data, old, settings, scratch)

@@ -34,7 +34,11 @@ class Kd:
 
     weight: float = switch(0.0, "λ_kd", 0)
     kind: Literal["standard", "unbiased", "binary", "cil", "cil_official"] = switch("unbiased", "which distillation")
-    normaliser: Literal["n_old", "none"] = switch("n_old", "divide KD and UNKD by the number of old classes, or not")
+    normaliser: Literal["n_old", "at_least_16", "none"] = switch(
+        "n_old",
+        "divide KD and UNKD by the number of old classes; by that, but at least by the 16 of VOC 15-1, to which the "
+        "published weights belong (the default for data of one's own); or not at all",
+    )
     padding: Literal["skip", "include"] = switch(
         "skip", "pixels that an augmentation padded, in every distillation; prototypes and sparsity never count them"
     )

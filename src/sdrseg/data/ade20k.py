@@ -21,6 +21,7 @@ class Ade20k(PictureFiles):
     """The ADEChallengeData2016 layout: images/training, annotations/training and the same for validation."""
 
     name = "ade20k"
+    own_data = False
     score_background = False
     partition = "balanced"
     defaults: ClassVar = {"train": {"batch_size": 4, "epochs": 60}, "optim": {"lr": 1e-2, "lr_later": 1e-3}}

@@ -264,6 +264,7 @@ class Shapes(Source):
     """Scenes with up to four objects of ten classes, drawn when they are asked for."""
 
     name = "shapes"
+    own_data = False
     classes = ("background", *(kind.name for kind in KINDS))
     needs_folder = False
     defaults: ClassVar = {

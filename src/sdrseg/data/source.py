@@ -62,7 +62,9 @@ class Source(ABC):
     """How disjoint steps share the images: each to the step of its latest class, or balanced by a greedy pass."""
     needs_folder: ClassVar[bool] = True
     """Whether it is opened with the folder that --data names, or without one."""
-    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    own_data: ClassVar[bool] = True
+    """Whether nobody has tuned weights and rates for it: the preset `default` is then careful (methods/presets.py)."""
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {"eval": {"transform": "full_image"}}
     """Settings that differ from those of VOC, such as {"train": {"epochs": 10}}."""
     limits: ClassVar[Mapping[str, Mapping[str, float]]] = {}
     """The largest weights of a method in the default preset, by its name or "*": {"*": {"kd.weight": 5.0}}."""

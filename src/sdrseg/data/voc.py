@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class Voc(PictureFiles):
     """
 
     name = "voc"
+    own_data = False
+    defaults: ClassVar = {}
     classes = CLASSES
 
     def __init__(self, path: Path):

@@ -18,7 +18,7 @@ from sdrseg.methods.lwf import LwF
 from sdrseg.methods.lwf_mc import LwFMC
 from sdrseg.methods.mib import MiB
 from sdrseg.methods.own import load_method_file, source_digest
-from sdrseg.methods.presets import PRESETS
+from sdrseg.methods.presets import OWN_DATA, PRESETS
 from sdrseg.methods.sdr import SDR, SDRMiB
 from sdrseg.methods.studies import STUDIES
 from sdrseg.methods.terms import term_sections
@@ -116,7 +116,10 @@ def method_layers(
     method = find_method(name)
     values = method.values(preset, task)
     layers = [(f"preset {preset}", _nested(PRESETS[preset])), (f"method {name}", _nested(values))]
-    given = find_source(data_set).limits if data_set and preset == "default" else {}
+    source = find_source(data_set) if data_set and preset == "default" else None
+    if source is not None and source.own_data:
+        layers.insert(1, ("preset default for one's own data", _nested(OWN_DATA)))
+    given = source.limits if source is not None else {}
     limits = {**given.get("*", {}), **given.get(name, {})}
     limited = {key: From(most, "") for key, most in limits.items() if key in values and values[key].value > most}
     return [*layers, (LIMITED, _nested(limited))] if limited else layers

@@ -305,8 +305,8 @@ class Method:
         return {"kd": self._distillation_mean(sums(z, t, keep), t)}
 
     def _distillation_mean(self, sums: Tensor, t: Tensor) -> Tensor:
-        value = self.mean_of("kd", sums)
-        return value / t.shape[1] if self.config.kd.normaliser == "n_old" else value
+        value, n_old = self.mean_of("kd", sums), t.shape[1]
+        return value / {"n_old": n_old, "at_least_16": max(16, n_old), "none": 1}[self.config.kd.normaliser]
 
     def distilled(self, batch: Batch) -> Tensor:
         """(B, H, W) bool: the pixels at which the teacher is listened to."""

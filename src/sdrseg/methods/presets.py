@@ -16,6 +16,13 @@ OFFICIAL_NORM = {
     "optim.decoder_lr_factor_later": From(1.0, "official code: one learning rate for all"),
 }
 
+OWN_DATA = {
+    "kd.normaliser": From("at_least_16", "stability with few old classes (benchmarks/stability.py)"),
+    "optim.clip": From(5.0, "stability from random weights (benchmarks/stability.py)"),
+}
+"""What the preset `default` adds for data other than VOC, ADE20K and generated scenes: nobody has tuned weights and
+rates for them."""
+
 PRESETS: dict[str, dict[str, From]] = {
     "default": {},
     "paper": {

@@ -12,6 +12,7 @@ class DataSetClass(Protocol):
     """What a data set's class says before any file is opened (see `sdrseg.data.source.Source`)."""
 
     needs_folder: ClassVar[bool]
+    own_data: ClassVar[bool]
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]]
     limits: ClassVar[Mapping[str, Mapping[str, float]]]
 
