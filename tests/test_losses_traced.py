@@ -14,11 +14,11 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 
+from loss_cases import METRICS, TERMS, Case, Term, value_and_gradient
 from sdrseg.losses.cross_entropy import binary_cross_entropy_sums, unbiased_cross_entropy_sums
 from sdrseg.losses.distillation import unbiased_distillation_sums
 from sdrseg.losses.prototypes import class_sums, labels_on_grid, pseudo_labels, update
 from sdrseg.losses.sparsity import class_maxima
-from test_losses import METRICS, TERMS, Case, Term, value_and_gradient
 
 CASE = Case.random(0, B=2, C=8, h=4, w=4, zeros=True)
 
