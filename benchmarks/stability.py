@@ -145,9 +145,6 @@ def main() -> None:
             epochs = max(1, given.iterations // max(1, int(images * 0.4) // batch))
             settings = {"data.crop": crop, "train.batch_size": batch, "train.epochs": epochs}
             settings |= {"net.encoder": given.encoder, "net.weights": weights}
-            settings |= {
-                key: tomllib.loads(f"v = {value}")["v"] for key, _, value in (text.partition("=") for text in given.set)
-            }
             settings |= more
             for method in given.methods:
                 cell = {"method": method, "old": old, "crop": crop, "batch": batch, "weights": weights}
