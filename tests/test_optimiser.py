@@ -11,6 +11,7 @@ from runs import content, run
 from sdrseg.config import load_config
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.optimiser import make_optimiser, set_learning_rates
+from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS
 from sdrseg.network import build_network
 
@@ -77,3 +78,17 @@ def test_settings_of_the_optimiser_reach_a_run(tmp_path):
     run(tmp_path / "adamw", "ft", *adamw)
     run(tmp_path / "sgd", "ft", "optim.lr=1e-3", "optim.momentum=0", bases=tmp_path / "others")
     assert content(tmp_path / "adamw") != content(tmp_path / "sgd")
+
+
+@pytest.mark.parametrize("setting", ["train.batch_size=1", "run.accumulate=4"])
+def test_a_batch_norm_of_one_value_is_refused_before_the_folder_is_made(tmp_path, setting):
+    with pytest.raises(UsageError, match=r"One image at a time is too few.*net.bn=freeze_stats"):
+        run(tmp_path / "run", "sdr", setting)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("other", ["net.bn=freeze_stats", "net.decoder=unet"])
+def test_one_image_at_a_time_is_enough_where_there_is_no_such_batch_norm(tmp_path, other):
+    few = ("shapes.train=40", "shapes.size=64", "data.crop=64", "net.output_stride=32") if "unet" in other else ()
+    run(tmp_path / "run", "ft", "run.accumulate=4", *few, other)
+    assert (tmp_path / "run/summary.json").exists()

@@ -67,6 +67,12 @@ TEST = {
 }
 
 
+def test_a_scenario_is_a_sequence_of_steps(voc):
+    scenario = voc("15-1@disjoint")
+    assert list(scenario) == list(scenario.steps) and len(scenario) == 6
+    assert scenario[0] is scenario.steps[0] and scenario[-1].number == 5
+
+
 @pytest.mark.parametrize("task", DISJOINT)
 def test_published_sizes_disjoint_and_sequential(voc, task):
     for text in [task] if task == "offline" else [f"{task}@disjoint", f"{task}@sequential"]:

@@ -57,7 +57,7 @@ class Network(nn.Module):
         self.multiple = multiple  # image sides are padded to a multiple of this
         self.statistics_frozen = False
         self.keep_stages = False  # whether an Output holds all stages, which keeps their memory
-        self.stride, self.feature_channels, self.features_nonnegative = self._look()
+        self.stride, self.feature_channels, self.features_nonnegative, self.pools = self._look()
 
     def forward(self, images: Tensor) -> Output:
         """Images (B, 3, H, W), normalised, of any size: bottom and right are padded with zeros where needed."""
@@ -136,14 +136,23 @@ class Network(nn.Module):
                 norm.eval()
         return self
 
-    def _look(self) -> tuple[int, int, bool]:
-        """Stride and channels of the features, and whether they are ≥ 0 by construction: seen in one small forward."""
+    def _look(self) -> tuple[int, int, bool, bool]:
+        """Stride and channels of the features, whether they are ≥ 0 by construction, and whether a batch norm follows a
+        pooling over the whole image: seen in one small forward."""
         side = max(64, self.multiple)
         mode = self.training
+        single: list[bool] = []
+
+        def look(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+            single.append(given[0][0, 0].numel() == 1)
+
+        hooks = [norm.register_forward_pre_hook(look) for norm in batch_norms(self)]
         with torch.enable_grad():
             features = self.eval()(torch.zeros(1, 3, side, side)).features
+        for hook in hooks:
+            hook.remove()
         self.train(mode)
-        return side // features.shape[-1], features.shape[1], nonnegative(features.grad_fn)
+        return side // features.shape[-1], features.shape[1], nonnegative(features.grad_fn), any(single)
 
 
 def resize_canvas(maps: Tensor, height: int, width: int) -> Tensor:
@@ -185,6 +194,19 @@ def statistics_warning(net: Net, iterations: int) -> str | None:
                 f"net.bn_momentum_{part} to at least {math.ceil(1000 * enough) / 1000} (now {momentum})."
             )
     return None
+
+
+def require_variance(network: Network, images: int, crop: int) -> None:
+    """Stop where a batch norm in training would see one value a channel, which has no variance.
+
+    `images`: in the smallest part of a batch that is computed at once.
+    """
+    if images == 1 and (network.pools or crop <= network.stride):
+        raise UsageError(
+            "One image at a time is too few: this network trains a batch norm that gets one value per image. "
+            "Use a larger train.batch_size or a smaller run.accumulate (at least 2 images at a time in each process), "
+            "net.bn=freeze_stats (in later steps net.bn_later), or another net.decoder, such as unet."
+        )
 
 
 def nonnegative(made_by: Any) -> bool:

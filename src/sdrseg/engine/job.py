@@ -51,6 +51,11 @@ class Job:
     images: ImagePool = field(default_factory=ImagePool)
 
     @property
+    def synchronised(self) -> bool:
+        """Whether batch norm sees the images of all processes."""
+        return self.everyone.world > 1 and self.fabric.device.type == "cuda"
+
+    @property
     def share(self) -> Share:
         return Share(self.everyone.rank, self.everyone.world)
 

@@ -38,7 +38,7 @@ from sdrseg.methods.base import When
 from sdrseg.methods.finetune import Offline
 from sdrseg.methods.latent import require_official
 from sdrseg.methods.own import file_digest, keep_source, require_super, require_weights
-from sdrseg.network import Network, build_network, statistics_warning
+from sdrseg.network import Network, build_network, require_variance, statistics_warning
 from sdrseg.scenario import Step
 from sdrseg.weights import load_weights
 
@@ -248,6 +248,10 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     decision: Decision = "softmax"
     student = build_network(config.net, old if step.number > 0 else new)
     teacher = None
+    for held in [config, job.config.of_step(1)] if step.number == 0 < len(job.scenario.steps) - 1 else [config]:
+        if held.net.bn == "train" and not job.synchronised:
+            least = max(1, held.train.batch_size // (job.everyone.world * held.run.accumulate))
+            require_variance(student, least, held.data.crop)
     method = method_type(config, job.everyone)
     require_super(method, "__init__", "latent")
     require_weights(method)
@@ -270,7 +274,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     student.train()
     if config.net.bn == "freeze_stats":
         student.freeze_statistics()
-    elif job.everyone.world > 1 and job.fabric.device.type == "cuda":
+    elif job.synchronised:
         convert_sync_batchnorm(student)  # type: ignore[no-untyped-call]
     elif job.everyone.world > 1:
         job.display.say("batch norm: there is no synchronised one on this device; each process uses its own images")
