@@ -14,14 +14,14 @@ from PIL import Image
 
 from sdrseg.colours import class_colours
 from sdrseg.data import picture
-from sdrseg.data.audit import StepFacts, _image_problems, obeyed, step_facts, take_stock
+from sdrseg.data.audit import StepFacts, _image_problems, better_order, obeyed, step_facts, take_stock
 from sdrseg.data.folder import open_folder
 from sdrseg.data.index import class_index
 from sdrseg.data.picture import check_may_write, save_grid
 from sdrseg.data.shapes import Shapes
 from sdrseg.data.source import Problem, Source
 from sdrseg.errors import SdrsegError
-from sdrseg.scenario import build_scenario, parse_spec
+from sdrseg.scenario import Scenario, build_scenario, parse_spec
 
 MASK = np.array([[0, 1, 2], [1, 255, 0]], np.uint8)
 
@@ -269,8 +269,8 @@ def test_16_bit_images_keep_their_brightness(tree: Tree):
 # --- which protocol it obeys ------------------------------------------------------------------------------------------
 
 
-def facts(text: str, masks: dict[str, set[int]]) -> list[StepFacts]:
-    """Of a scenario on images that hold these classes."""
+def told(text: str, masks: dict[str, set[int]]) -> tuple[Scenario, list[StepFacts], str | None]:
+    """A scenario on images that hold these classes, its facts and a better order."""
     present = np.zeros((len(masks), 256), bool)
     for row, values in enumerate(masks.values()):
         present[row, list(values)] = True
@@ -278,7 +278,12 @@ def facts(text: str, masks: dict[str, set[int]]) -> list[StepFacts]:
     data = SimpleNamespace(name="folder", classes=tuple("bcde"), score_background=True, partition="latest")
     if text.endswith("+balanced"):
         text, data.partition = text.removesuffix("+balanced"), "balanced"
-    return step_facts(build_scenario(parse_spec(f"folder:{text}"), data, index, index), index)
+    scenario = build_scenario(parse_spec(f"folder:{text}"), data, index, index)
+    return scenario, step_facts(scenario, index), better_order(scenario, index)
+
+
+def facts(text: str, masks: dict[str, set[int]]) -> list[StepFacts]:
+    return told(text, masks)[1]
 
 
 MIXED = {"a": {0, 1}, "b": {0, 1, 2}, "c": {0, 2, 3, 255}, "d": {0, 1, 3}, "e": {0}}
@@ -298,32 +303,59 @@ def test_facts_are_counted_by_the_raw_labels():
     assert facts("1-1@disjoint", {"a": {1}})[1:] == [StepFacts(1, 0, 0, 0, 0), StepFacts(2, 0, 0, 0, 0)]
 
 
+FOUR_TIMES = {"x": {1, 2, 3}, "y": {1}, "z": {2, 3}}
+
+
 @pytest.mark.parametrize(
-    ("task", "masks", "words"),
+    ("task", "masks", "sentence"),
     [
-        ("offline", MIXED, ["One step only"]),
-        ("1-1@disjoint", MIXED, ["obey disjoint: no image is used twice", "labelled in 3 of 3 images"]),
+        ("offline", MIXED, "One step only: every protocol is the same."),
+        (
+            "1-1@disjoint",
+            MIXED,
+            "No image is used twice, and none holds a class of a later step. In the later steps, 3 of 3 images hold "
+            "old classes, which count as background there.",
+        ),
+        (
+            "1-1@sequential",
+            MIXED,
+            "No image is used twice, and none holds a class of a later step. In the later steps, 3 of 3 images hold "
+            "old classes, whose labels sequential training keeps.",
+        ),
         (
             "1-1@overlapped",
-            MIXED,
-            [
-                "obey overlapped: 3 images are used in more than one step, 3 hold classes of later steps",
-                "3 of 4 images",
-            ],
+            FOUR_TIMES,  # x is used three times, z twice
+            "2 of the 3 training images are used in more than one step; 3 times an image holds a class of a later "
+            "step, which counts as background there. In the later steps, 3 of 4 images hold old classes, which count "
+            "as background there.",
         ),
-        ("1-1@overlapped", {"a": {1}, "b": {2}, "c": {3}}, ["obey disjoint:", "No image of a later step carries"]),
-        ("1-1@disjoint+balanced", {"a": {1, 3}, "b": {1}, "c": {2}, "d": {3}}, ["obey disjoint"]),
+        (
+            "1-1@overlapped",
+            {"a": {1}, "b": {2}, "c": {3}},
+            "No image is used twice, and none holds a class of a later step. No image of a later step holds an old "
+            "class, so all protocols label these images alike.",
+        ),
+        (
+            "2-1@disjoint+balanced",
+            {"a": {1, 3}, "b": {1, 3}, "c": {3}},
+            "No image is used twice, but 1 time an image holds a class of a later step, which counts as background "
+            "there. In the later steps, 1 of 2 images hold old classes, which count as background there.",
+        ),
     ],
 )
-def test_which_protocol_the_images_obey(task, masks, words):
-    sentence = obeyed(facts(task, masks))
-    assert [word for word in words if word not in sentence] == [], sentence
+def test_which_protocol_the_images_obey(task, masks, sentence):
+    scenario, found, _ = told(task, masks)
+    assert obeyed(scenario, found) == sentence
 
 
-def test_disjoint_by_image_only():
-    sentence = obeyed([StepFacts(0, 5, 0, 2, 0), StepFacts(1, 4, 3, 0, 0)])
-    assert "disjoint by image only: no image is used twice, but 2 hold classes of later steps" in sentence
-    assert "labelled in 3 of 4 images of the later steps" in sentence
+def test_an_order_in_which_every_step_has_images():
+    masks = {"a": {1, 2, 3}, "b": {1, 2}, "c": {1}, "d": {1, 3}}  # 1 is everywhere, so it has to come first
+    assert told("1,2/3@disjoint", masks)[2] is None
+    _, found, order = told("2/3/1@sequential", masks)
+    assert [step.train for step in found] == [0, 0, 4] and order == "folder:c/d/e@sequential"
+    assert [step.train for step in told("c/d/e@sequential", masks)[1]] == [1, 1, 2]
+    assert told("2/3/1@overlapped", masks)[2] is None
+    assert told("1-1@disjoint", {"a": {1, 2, 3}})[2] is None  # there is none
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ def test_names_that_are_no_utf8(tmp_path: Path):
         (["data", "shapes:random-99999999999"], "unknown task"),
         (["methods", "mib", "--task", "15_1"], "no such task"),
         (["data", "shapes:disk@disjoint"], "and class lists by step, such as 1,2/3 or cat/dog"),
-        (["data", "shapes:disc@disjoint"], "every class needs a step; missing: 2 (square)"),
+        (["data", "shapes:disc@disjoint"], "no step has the classes 2 (square)"),
         (["data", "shapes:1-999999999/2@disjoint"], "class 999999999 of step 0 does not exist"),
         (["data", f"shapes:6-1~{'9' * 5000}@disjoint"], "is not a specification"),
         (["data", "shapes", "--set", "shapes.trian=3"], "did you mean 'shapes.train'"),

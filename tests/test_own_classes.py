@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -71,6 +72,23 @@ def test_what_is_ours_is_never_scored(tmp_path: Path, protocol: str) -> None:
         assert step.train_table[0] == 0 and step.train_table[255] == 255
     last = steps[-1].train_table
     assert last[1] == (1 if protocol == "sequential" else 0)  # sky has gone into "not labelled"
+
+
+@pytest.mark.parametrize(("left_out", "trained", "scored"), [("background", 0, 0), ("ignore", 255, 255)])
+def test_classes_that_no_step_names(left_out: str, trained: int, scored: int) -> None:
+    data = SimpleNamespace(name="folder", classes=tuple("bcde"), score_background=True, partition="latest")
+    present = np.zeros((4, 256), bool)
+    for row, classes in enumerate([(1,), (2,), (1, 3), (3,)]):
+        present[row, list(classes)] = True
+    images = SimpleNamespace(ids=tuple("wxyz"), present=present)
+    spec = parse_spec("folder:c/d@disjoint")
+    first, last = build_scenario(spec, data, images, images, left_out=left_out).steps
+    assert (first.train_ids, last.train_ids, last.test_ids) == (("w", "y"), ("x",), ("w", "x", "y"))
+    assert first.channels == (0, 1) and last.channels == (0, 1, 2) and 3 not in last.old + last.new + first.future
+    assert {int(step.train_table[3]) for step in (first, last)} == {trained}
+    assert {int(table[3]) for step in (first, last) for table in (step.test_table, step.val_table)} == {scored}
+    data.score_background = False
+    assert build_scenario(spec, data, images, images, left_out=left_out).steps[1].test_table[3] == 255
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

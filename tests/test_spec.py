@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sdrseg.data.voc import CLASSES as VOC
 from sdrseg.errors import UsageError
 from sdrseg.scenario import PROTOCOLS, Spec, class_lists, find_source, parse_spec
+from sdrseg.scenario.lists import written
 from sdrseg.scenario.spec import published_orders
 
 ADE = ("background", *(f"class {i}" for i in range(1, 151)))
@@ -141,9 +142,13 @@ def test_any_text_is_read_or_refused_with_a_usage_error(text):
         ("voc:1-15/16-21@disjoint", "class 21 of step 1 does not exist; the last is 20"),
         ("voc:1-15/16/16-20@disjoint", "class 16 (pottedplant) of step 2: is in step 1 already"),
         ("voc:1-15/0,16-20@disjoint", "class 0 (background) of step 1: background belongs to the first step"),
-        ("voc:1-15/16-19@disjoint", "missing: 20 (tvmonitor)"),
+        ("voc:1-15/16-19@disjoint", "no step has the classes 20 (tvmonitor). Add them to a step (`rest`"),
         ("voc:1-15//16-20@disjoint", "step 1 has no class ''"),
-        ("voc:Cat@disjoint", "missing: 1 (aeroplane)"),
+        ("voc:Cat@disjoint", "no step has the classes 1 (aeroplane)"),
+        ("voc:rest/1-15/rest@disjoint", "rest is in step 0 already"),
+        ("voc:1-20/rest@disjoint", "step 1: no class is left for rest"),
+        ('voc:"cat/1-15@disjoint', "is not a specification"),
+        ('voc:"Cat"/rest@disjoint', "step 0 has no class 'Cat'; did you mean 'cat'?"),
         ("voc:0/1-20@disjoint", "step 0 has no classes"),
     ],
 )
@@ -157,3 +162,52 @@ def test_what_is_wrong_is_named(text, said):
 def test_an_unknown_data_set_is_named(name):
     with pytest.raises(UsageError, match=f"unknown data set '{name}'; did you mean 'voc'"):
         find_source(name)
+
+
+NAMES = ("background", "3", "Cat", "cat", "a,b", "x/y@z", "20", "rest of it", "1-2")
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ('"3"/rest', ((0, 1), (2, 3, 4, 5, 6, 7, 8))),
+        ("cat/Cat,20/rest", ((0, 3), (2, 6), (1, 4, 5, 7, 8))),
+        ('"a,b","x/y@z"/REST OF IT/rest', ((0, 4, 5), (7,), (1, 2, 3, 6, 8))),
+        ("rest/cat", ((0, 1, 2, 4, 5, 6, 7, 8), (3,))),
+    ],
+)
+def test_names_of_any_kind(task, expected):
+    assert lists(f"folder:{task}@disjoint", NAMES) == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("3/rest", 'may be class 3 (cat) or class 1, whose name it is. Write "3", in double quotes'),
+        ("1-2/rest", 'may be classes 1-2 or class 8, whose name it is. Write "1-2", in double quotes'),
+        ("CAT/rest", "'CAT' in step 0 may be 'Cat' or 'cat'. Write it exactly so."),
+        ("19/rest", "class 19 of step 0 does not exist; the last is 8"),
+    ],
+)
+def test_a_word_that_may_mean_two_classes_is_refused(task, said):
+    with pytest.raises(UsageError) as error:
+        lists(f"folder:{task}@disjoint", NAMES)
+    assert said in str(error.value)
+
+
+@given(st.data())
+def test_written_lists_are_read_as_they_were(data):
+    name = st.text(st.characters(exclude_categories=["C"], exclude_characters='"'), min_size=1, max_size=6)
+    names = data.draw(st.lists(name.map(str.strip).filter(bool), min_size=2, max_size=8, unique=True))
+    classes = ("background of all", *names)
+    order = data.draw(st.permutations(range(1, len(classes))))
+    cut = data.draw(st.integers(1, len(order)))
+    steps = ((0, *order[:cut]), *((tuple(order[cut:]),) if cut < len(order) else ()))
+    task = written(classes, steps)
+    if "," in task or "/" in task:  # one class alone may look like a rule
+        assert lists(f"folder:{task}@disjoint", classes) == steps
+
+
+def test_classes_may_be_left_out():
+    spec = parse_spec("voc:cat/dog@disjoint")
+    assert class_lists(spec, VOC, "ignore") == ((0, 8), (12,))

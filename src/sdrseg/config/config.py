@@ -72,6 +72,7 @@ class Config:
             "void_train": self.data.void_train,
             "eval_future": self.eval.future,
             "holdout": self.train.holdout,
+            "left_out": self.data.left_out,
         }
 
     def differences(self, other: Config) -> list[str]:

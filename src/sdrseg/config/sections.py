@@ -22,6 +22,11 @@ class Data:
         "void pixels in disjoint and overlapped training: left out, or background as in the official code",
         affects="data",
     )
+    left_out: Literal["refuse", "background", "ignore"] = setting(
+        "refuse",
+        "classes that the task does not name: an error, background, or neither learned nor scored",
+        affects="data",
+    )
     cache: Literal["auto", "off", "ram", "gpu"] = setting(
         "auto", "keep decoded images in memory: on the GPU or in RAM where they fit, or not at all", affects="nothing"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from sdrseg.data.source import Problem, Progress, Source, Split
 from sdrseg.errors import DataError
 from sdrseg.labels import VOID
 from sdrseg.scenario import Scenario
+from sdrseg.scenario.lists import workable_order, written
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 LOSSY = {b"\xff\xd8\xff": "JPEG"}
@@ -159,30 +161,39 @@ def step_facts(scenario: Scenario, train: ClassIndex) -> list[StepFacts]:
     return facts
 
 
-def obeyed(facts: Sequence[StepFacts]) -> str:
-    """Which protocol the images really obey, in a sentence."""
+def obeyed(scenario: Scenario, facts: Sequence[StepFacts]) -> str:
+    """Which protocol the images really obey, in a sentence or two."""
     if len(facts) == 1:
         return "One step only: every protocol is the same."
-    later = [f for f in facts if f.step > 0]
-    again, future = sum(f.seen_before for f in facts), sum(f.with_future for f in facts)
-    old = sum(f.with_old for f in later)
+    times = Counter(id for step in scenario.steps for id in step.train_ids)
+    again = sum(count > 1 for count in times.values())
+    future, sequential = sum(f.with_future for f in facts), scenario.spec.protocol == "sequential"
     if again:
-        kind = f"overlapped: {again} images are used in more than one step, {future} hold classes of later steps"
+        kind = f"{again} of the {len(times)} training images are used in more than one step"
+        kind += f"; {_uses(future)} a class of a later step, which counts as background there" if future else ""
     elif future:
-        kind = (
-            f"disjoint by image only: no image is used twice, but {future} hold classes of later steps, "
-            f"which training labels as background"
-        )
+        kind = f"No image is used twice, but {_uses(future)} a class of a later step, which counts as background there"
     else:
-        kind = "disjoint: no image is used twice and none holds a class of a later step"
-    if old:
-        labels = (
-            f"Old classes are labelled in {old} of {sum(f.train for f in later)} images of the later steps, so "
-            f"sequential training can learn from them; the masked protocols turn them into background."
-        )
+        kind = "No image is used twice, and none holds a class of a later step"
+    later = [f for f in facts if f.step > 0]
+    old, of = sum(f.with_old for f in later), sum(f.train for f in later)
+    if not old:
+        labels = "No image of a later step holds an old class, so all protocols label these images alike."
+    elif sequential:
+        labels = f"In the later steps, {old} of {of} images hold old classes, whose labels sequential training keeps."
     else:
-        labels = (
-            "No image of a later step carries a label of an old class: they do not occur or were not annotated, and "
-            "sequential training would see no old labels either."
-        )
-    return f"The images obey {kind}. {labels}"
+        labels = f"In the later steps, {old} of {of} images hold old classes, which count as background there."
+    return f"{kind}. {labels}"
+
+
+def _uses(count: int) -> str:
+    return "1 time an image holds" if count == 1 else f"{count} times an image holds"
+
+
+def better_order(scenario: Scenario, train: ClassIndex) -> str | None:
+    """Where a step has no image: a specification with the classes in an order in which all have some, if one is found."""
+    protocol = scenario.spec.protocol
+    if protocol == "overlapped" or all(step.train_ids for step in scenario.steps) or len(scenario.steps) < 2:
+        return None
+    lists = workable_order(train.present, tuple(step.new for step in scenario.steps))
+    return None if lists is None else f"{scenario.spec.source}:{written(scenario.classes, lists)}@{protocol}"

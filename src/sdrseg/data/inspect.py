@@ -8,11 +8,17 @@ from typing import Any
 
 from sdrseg.config import load_config
 from sdrseg.data import open_source, read_spec
-from sdrseg.data.audit import Holdings, StepFacts, obeyed, step_facts, take_stock
+from sdrseg.data.audit import Holdings, StepFacts, better_order, obeyed, step_facts, take_stock
 from sdrseg.data.picture import check_may_write, save_grid
 from sdrseg.data.source import Source
 from sdrseg.scenario import Scenario, build_scenario, class_lists
 from sdrseg.terminal import console, print_json, print_table, progress
+
+COLUMNS = (
+    "train: images that the step trains on; with old, with future: those of them that hold a class of an earlier or of "
+    "a later step; seen before: those that an earlier step had, too; val: validation images with a new class; test: "
+    "with any class so far."
+)
 
 
 def inspect_data(
@@ -30,24 +36,34 @@ def inspect_data(
         check_may_write(picture)
     source = open_source(spec.source, path, config)
     if spec.task is not None:
-        class_lists(spec, source.classes)  # a wrong task is said before thousands of files are read
+        # A wrong task is said before thousands of files are read.
+        class_lists(spec, source.classes, config.data.left_out)
     with progress(f"reading {spec.source}") as report:
         holdings, indexes = take_stock(source, report)
-    scenario, facts = None, []
+    scenario, facts, order = None, [], None
     if spec.task is not None:
         scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **config.scenario_policy())
         facts = step_facts(scenario, indexes["train"])
+        order = better_order(scenario, indexes["train"])
     if picture is not None:
         save_grid(source, scenario, picture)
     if json:
-        print_json(_as_json(str(spec), holdings, source, scenario, facts, picture) | {"config": config.to_dict()})
+        print_json(
+            _as_json(str(spec), holdings, source, scenario, facts, order, picture) | {"config": config.to_dict()}
+        )
     else:
-        _print(holdings, source, scenario, facts, picture)
+        _print(holdings, source, scenario, facts, order, picture)
     return len(holdings.problems)
 
 
 def _as_json(
-    spec: str, holdings: Holdings, source: Source, scenario: Scenario | None, facts: list[StepFacts], file: Path | None
+    spec: str,
+    holdings: Holdings,
+    source: Source,
+    scenario: Scenario | None,
+    facts: list[StepFacts],
+    order: str | None,
+    file: Path | None,
 ) -> dict[str, Any]:
     result: dict[str, Any] = {"spec": spec, "picture": None if file is None else str(file)} | holdings.to_dict()
     result |= {"format": source.format, "split_by": source.split_by, "notes": source.notes}
@@ -58,13 +74,19 @@ def _as_json(
             | {"seen_before": f.seen_before}
             for s, f in zip(scenario.steps, facts, strict=True)
         ]
-        result["obeys"] = obeyed(facts)
+        result["obeys"] = obeyed(scenario, facts)
+        result["better_order"] = order
         result["warnings"] = scenario.warnings
     return result
 
 
 def _print(
-    holdings: Holdings, source: Source, scenario: Scenario | None, facts: list[StepFacts], file: Path | None
+    holdings: Holdings,
+    source: Source,
+    scenario: Scenario | None,
+    facts: list[StepFacts],
+    order: str | None,
+    file: Path | None,
 ) -> None:
     out = console()
     splits = list(holdings.images)
@@ -94,9 +116,14 @@ def _print(
         ]
         out.print()
         print_table(f"{scenario.spec}: what each step sees", columns, rows)
-        out.print(obeyed(facts))
+        out.print(COLUMNS)
+        out.print(obeyed(scenario, facts))
         for warning in scenario.warnings:
             out.print(f"warning: {warning}")
+        if order is not None:
+            out.print(f"In this order every step has images: {order}", soft_wrap=True)
+        elif any(not fact.train for fact in facts):
+            out.print("No order of the classes was found that gives every step images; @overlapped needs none.")
     out.print()
     if holdings.problems:
         print_table(

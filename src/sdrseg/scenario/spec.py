@@ -3,7 +3,7 @@
 15-1            the first 15 classes, then one at a time (the last step takes what is left)
 15-1~7          the same with the class order drawn by seed 7
 19-1b           a published order that no rule gives (see resources/orders.json)
-1-15/16,17/20   explicit class lists, ids or names, steps separated by "/"; every class exactly once
+1-15/16,17/rest explicit class lists, ids or names, steps separated by "/"; rest: all classes that no step names
 offline         all classes in one step
 random-5        the random-split study: 5 equal random parts, all classes in each (random-5~1: another seed)
 """
@@ -19,10 +19,10 @@ from importlib import resources
 from typing import Literal, get_args
 
 from sdrseg.errors import UsageError, nearest
+from sdrseg.scenario.lists import ClassLists, explicit
 
 LabelProtocol = Literal["sequential", "disjoint", "overlapped"]
 PROTOCOLS: tuple[str, ...] = get_args(LabelProtocol)
-ClassLists = tuple[tuple[int, ...], ...]
 
 # The names that earlier code gave to some tasks.
 ALIASES = {
@@ -31,7 +31,8 @@ ALIASES = {
 }
 
 GRAMMAR = re.compile(
-    r"(?P<source>[^:@~]+) (: (?P<task>[^@~]+) (~(?P<seed>\d{1,18}))? )? (@(?P<protocol>[^@]*))?", re.VERBOSE
+    r"""(?P<source>[^:@~]+) (: (?P<task>(?:"[^"]*"|[^@~"])+) (~(?P<seed>\d{1,18}))? )? (@(?P<protocol>[^@]*))?""",
+    re.VERBOSE,
 )
 
 
@@ -84,8 +85,11 @@ def parse_spec(text: str) -> Spec:
     return Spec(source, task, seed, protocol)  # type: ignore[arg-type]
 
 
-def class_lists(spec: Spec, classes: tuple[str, ...]) -> ClassLists:
-    """The raw class ids that arrive at each step; background (0) opens the first."""
+def class_lists(spec: Spec, classes: tuple[str, ...], left_out: str = "refuse") -> ClassLists:
+    """The raw class ids that arrive at each step; background (0) opens the first.
+
+    left_out: "refuse" demands a step for every class.
+    """
     task, last = spec.task, len(classes) - 1
     published = published_orders().get(spec.source, {})
     if task is None:
@@ -113,46 +117,20 @@ def class_lists(spec: Spec, classes: tuple[str, ...]) -> ClassLists:
             order.sort(key=lambda c: draw(spec.seed, c))
         later = [tuple(order[i : i + each]) for i in range(first, last, each)]
         return ((0, *order[:first]), *later)
-    if "/" in task or "," in task or task.lower() in map(str.lower, classes):
-        return _explicit(spec, task, classes)
+    if "/" in task or "," in task or task[0] == '"' or task.strip().lower() in map(str.lower, classes):
+        lists = explicit(spec, task, classes)
+        missing = [f"{c} ({classes[c]})" for c in range(last + 1) if all(c not in step for step in lists)]
+        if missing and left_out == "refuse":
+            raise UsageError(
+                f"{spec}: no step has the classes {', '.join(missing)}. Add them to a step (`rest` stands for all of "
+                f"them), or leave them out with --set data.left_out=background or --set data.left_out=ignore."
+            )
+        return lists
     known = [*published, "offline", "random-5", "15-1"]
     raise UsageError(
         f"{spec}: unknown task {task!r}{nearest(task, known)} The general forms are A-B (A classes, then B each) "
         f"and class lists by step, such as 1,2/3 or cat/dog."
     )
-
-
-def _explicit(spec: Spec, task: str, classes: tuple[str, ...]) -> ClassLists:
-    """Class lists as written: "1-15/16,17/tvmonitor"."""
-    by_name = {name.lower(): id for id, name in enumerate(classes)}
-    steps: list[tuple[int, ...]] = []
-    seen: dict[int, int] = {0: 0}
-    for number, part in enumerate(task.split("/")):
-        ids: list[int] = []
-        for word in (w.strip() for w in part.split(",")):
-            span = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word)
-            if word.lower() in by_name and not word.isdigit():
-                ids.append(by_name[word.lower()])
-            elif span:
-                first, last = int(span[1]), int(span[2] or span[1])
-                if last >= len(classes):
-                    limit = len(classes) - 1
-                    raise UsageError(f"{spec}: class {last} of step {number} does not exist; the last is {limit}.")
-                ids.extend(range(first, last + 1))
-            else:
-                raise UsageError(f"{spec}: step {number} has no class {word!r}{nearest(word, classes)}")
-        ids = [c for c in ids if c != 0 or number > 0]
-        if not ids:
-            raise UsageError(f"{spec}: step {number} has no classes.")
-        for c in ids:
-            if c in seen:
-                why = "background belongs to the first step" if c == 0 else f"is in step {seen[c]} already"
-                raise UsageError(f"{spec}: class {c} ({classes[c]}) of step {number}: {why}.")
-            seen[c] = number
-        steps.append(tuple(ids))
-    if missing := [f"{c} ({classes[c]})" for c in range(len(classes)) if c not in seen]:
-        raise UsageError(f"{spec}: every class needs a step; missing: {', '.join(missing)}.")
-    return ((0, *steps[0]), *steps[1:])
 
 
 @cache

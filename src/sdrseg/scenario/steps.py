@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from sdrseg.errors import SdrsegError
 from sdrseg.labels import VOID
 from sdrseg.scenario import selection
-from sdrseg.scenario.spec import ClassLists, Spec, class_lists, draw
+from sdrseg.scenario.lists import ClassLists
+from sdrseg.scenario.spec import Spec, class_lists, draw
 
 Table = NDArray[np.uint8]
 
@@ -117,15 +118,19 @@ def build_scenario(
     void_train: Literal["ignore", "background"] = "ignore",
     eval_future: Literal["ignore", "background"] = "ignore",
     holdout: float = 0.0,
+    left_out: Literal["refuse", "background", "ignore"] = "refuse",
 ) -> Scenario:
     """Steps of `spec` on a data set, given which classes its training and validation images hold.
 
     void_train: "background" turns void pixels of the masked protocols (disjoint, overlapped) into background, as the
     official code does; sequential training keeps them void. eval_future: "background" scores classes of later steps
     as background at test time (where background is scored at all) instead of leaving them out. holdout: this share of
-    the training images is not trained on; those of the steps so far are scored, and no validation image is.
+    the training images is not trained on; those of the steps so far are scored, and no validation image is. left_out:
+    what becomes of classes that the task does not name.
     """
-    lists = class_lists(spec, data.classes)
+    lists = class_lists(spec, data.classes, left_out)
+    unused = [c for c in range(len(data.classes)) if all(c not in step for step in lists)]
+    nowhere = dict.fromkeys(unused, 0) if left_out == "background" else {}
     chosen, warnings = _train_images(spec, lists, data, train)
     held = {id for id in train.ids if held_out(id, holdout)}
     seen: set[str] = set()
@@ -135,11 +140,12 @@ def build_scenario(
         future = tuple(c for later in lists[k + 1 :] for c in later)
         channels = old + new
         taught = new or channels  # the parts of a random split teach every class again
-        background = {0: 0} if data.score_background else {}
+        background = {0: 0, **nowhere} if data.score_background else {}
         position = {c: i for i, c in enumerate(channels)}
         foreground = {c: i for c, i in position.items() if c != 0}
         masked = spec.protocol != "sequential"
         train_map = dict.fromkeys((0, *old, *future), 0) | {c: position[c] for c in (taught if masked else channels)}
+        train_map |= nowhere
         if masked and void_train == "background":
             train_map[VOID] = 0
         test_map = background | foreground

@@ -48,7 +48,9 @@ def _for_values(values: list[int]) -> str:
     most = max(classes, default=0)
     if most < MAX_CLASSES and 2 * len(classes) > most and values != [0, VOID]:
         names = ", ".join(f'"{name}"' for name in ("background", *(f"class {i}" for i in range(1, max(most, 1) + 1))))
-        return f"classes = [{names}]  # the position is the value\nignore = 255  # neither learned nor scored"
+        gaps = [value for value in range(most) if value not in classes]
+        missing = f"; not seen in the masks: {_some(gaps)}" if gaps else ""
+        return f"classes = [{names}]  # the position is the value{missing}\nignore = 255  # neither learned nor scored"
     return _table([str(value) for value in values[:MAX_CLASSES]])
 
 

@@ -1,0 +1,138 @@
+"""Class lists as a specification writes them, 1-15/16,17/tvmonitor, and an order that gives every step images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdrseg.errors import UsageError, nearest
+
+ClassLists = tuple[tuple[int, ...], ...]
+REST = "rest"
+"""Every class that no step names."""
+
+_WORD = re.compile(r'\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^",/]*))\s*(?P<end>[,/]|$)')
+
+
+def words_of(task: str) -> list[list[tuple[str, bool]]] | None:
+    """The words of each step, and whether they stand in double quotes; None if it is not written like that."""
+    steps: list[list[tuple[str, bool]]] = [[]]
+    place = 0
+    while True:
+        match = _WORD.match(task, place)
+        if match is None:
+            return None
+        quoted = match["quoted"] is not None
+        steps[-1].append((match["quoted"] if quoted else match["plain"].strip(), quoted))
+        place = match.end()
+        if not match["end"]:
+            return steps
+        if match["end"] == "/":
+            steps.append([])
+
+
+def written(names: Sequence[str], lists: ClassLists) -> str:
+    """A task with these class lists, by name, as a specification writes it."""
+
+    def word(c: int) -> str:
+        name = names[c]
+        if '"' in name:
+            return str(c)
+        plain = re.fullmatch(r"[^\s\d,/@~\"][^,/@~\"]*", name) and name != REST and name == name.strip()
+        same = [other for other in names if other.lower() == name.lower()]
+        return name if plain and len(same) == 1 else f'"{name}"'
+
+    return "/".join(",".join(word(c) for c in step if c != 0) for step in lists)
+
+
+def explicit(spec: object, task: str, classes: tuple[str, ...]) -> ClassLists:
+    """The ids of the classes that each step names; background opens the first."""
+    steps_of_words = words_of(task)
+    if steps_of_words is None:
+        raise UsageError(f'{spec}: write a name with a comma or a slash in double quotes: "a, b"/c.')
+    steps: list[tuple[int, ...]] = []
+    seen: dict[int, int] = {0: 0}
+    rest: int | None = None
+    for number, words in enumerate(steps_of_words):
+        ids: list[int] = []
+        for word, quoted in words:
+            if word == REST and not quoted and REST not in classes:
+                if rest is not None:
+                    raise UsageError(f"{spec}: {REST} is in step {rest} already.")
+                rest = number
+            else:
+                ids += _ids(spec, number, word, quoted, classes)
+        ids = [c for c in ids if c != 0 or number > 0]
+        if not ids and rest != number:
+            raise UsageError(f"{spec}: step {number} has no classes.")
+        for c in ids:
+            if c in seen:
+                why = "background belongs to the first step" if c == 0 else f"is in step {seen[c]} already"
+                raise UsageError(f"{spec}: class {c} ({classes[c]}) of step {number}: {why}.")
+            seen[c] = number
+        steps.append(tuple(ids))
+    if rest is not None:
+        left = tuple(c for c in range(len(classes)) if c not in seen)
+        if not left and not steps[rest]:
+            raise UsageError(f"{spec}: step {rest}: no class is left for {REST}.")
+        steps[rest] += left
+    return ((0, *steps[0]), *steps[1:])
+
+
+def _ids(spec: object, number: int, word: str, quoted: bool, classes: tuple[str, ...]) -> list[int]:
+    """The classes that a word of a step means: an id, a range of ids, or a name."""
+    named = classes.index(word) if word in classes else None
+    span = None if quoted else re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word)
+    if span and int(span[2] or span[1]) < len(classes):
+        ids = list(range(int(span[1]), int(span[2] or span[1]) + 1))
+        if named is not None and ids != [named]:
+            meant = f"class {ids[0]} ({classes[ids[0]]})" if len(ids) == 1 else f"classes {word}"
+            raise UsageError(
+                f'{spec}: {word} in step {number} may be {meant} or class {named}, whose name it is. Write "{word}", '
+                f"in double quotes, for the name, or a name for the other."
+            )
+        return ids
+    if named is not None:
+        return [named]
+    if span:
+        limit = len(classes) - 1
+        raise UsageError(f"{spec}: class {span[2] or span[1]} of step {number} does not exist; the last is {limit}.")
+    alike = [c for c, name in enumerate(classes) if name.lower() == word.lower()]
+    if len(alike) > 1 and not quoted:
+        names = " or ".join(repr(classes[c]) for c in alike)
+        raise UsageError(f"{spec}: {word!r} in step {number} may be {names}. Write it exactly so.")
+    if quoted or not alike:
+        raise UsageError(f"{spec}: step {number} has no class {word!r}{nearest(word, classes)}")
+    return alike
+
+
+def workable_order(present: NDArray[np.bool_], lists: ClassLists, at_least: int = 1) -> ClassLists | None:
+    """The same numbers of classes by step in an order in which every step has images with no class of a later step.
+
+    From the last step back, always the class that is in the fewest of the images that are left: it takes these away
+    from the earlier steps. None if even so a step gets fewer than `at_least`.
+    """
+    classes = [c for step in lists for c in step if c != 0]
+    left: NDArray[np.bool_] = np.asarray(present[:, classes].any(axis=1))
+    chosen: list[tuple[int, ...]] = []
+    for step in reversed(lists):
+        new: list[int] = []
+        taken: NDArray[np.bool_] = np.zeros(len(left), np.bool_)
+        for _ in range(sum(c != 0 for c in step)):
+            counts = {c: int((present[:, c] & (left | taken)).sum()) for c in classes if c not in new}
+            possible = {c: count for c, count in counts.items() if count > 0}
+            if not possible:
+                return None
+            best = min(possible, key=lambda c: (possible[c], -c))
+            new.append(best)
+            taken |= left & present[:, best]
+        if taken.sum() < at_least:
+            return None
+        left &= ~taken
+        classes = [c for c in classes if c not in new]
+        chosen.append(tuple(sorted(new)))
+    ordered = chosen[::-1]
+    return ((0, *ordered[0]), *ordered[1:])
