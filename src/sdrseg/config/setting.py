@@ -8,12 +8,13 @@ from typing import Any, Literal, NamedTuple
 
 from sdrseg.errors import UsageError
 
-Affects = Literal["data", "base", "losses", "later", "score", "nothing"]
+Affects = Literal["data", "base", "losses", "teacher", "later", "score", "nothing"]
 """What a setting changes:
 
 data      which images and labels there are; the key of a base holds those themselves
 base      the model of step 0, and so all that follows
 losses    the later steps, and step 0 only where a method trains its own
+teacher   the later steps only, whatever the method: it needs the model of the step before
 later     the later steps only: X_later stands for X there
 score     how a trained model is scored
 nothing   how a run is carried out; it may change when a run is resumed

@@ -11,16 +11,18 @@ from sdrseg.variants import SparsityVariant
 
 switch = partial(setting, affects="losses")
 """What a base of plain training does not depend on."""
+later = partial(setting, affects="teacher")
+"""What no base depends on."""
 
 
 @dataclass(frozen=True)
 class Ce:
     """The term on the labels."""
 
-    kind: Literal["standard", "unbiased", "unbiased_if_masked", "binary"] = switch(
+    kind: Literal["standard", "unbiased", "unbiased_if_masked", "binary", "one_vs_rest"] = switch(
         "standard",
         "standard, unbiased (UNCE), unbiased where old classes are masked (disjoint, overlapped) and standard in "
-        "sequential, or binary (sigmoids)",
+        "sequential, binary (sigmoids), or one_vs_rest (sigmoids of the step's classes, none for background)",
     )
     reduction: Literal["valid", "all"] = setting("valid", "mean over the labelled pixels, or over all (official code)")
     init: Literal["default", "mib"] = switch(
@@ -32,24 +34,24 @@ class Ce:
 class Kd:
     """Distillation of the teacher's output."""
 
-    weight: float = switch(0.0, "λ_kd", 0)
-    kind: Literal["standard", "unbiased", "binary", "cil", "cil_official"] = switch("unbiased", "which distillation")
-    normaliser: Literal["n_old", "at_least_16", "none"] = switch(
+    weight: float = later(0.0, "λ_kd", 0)
+    kind: Literal["standard", "unbiased", "binary", "cil", "cil_official"] = later("unbiased", "which distillation")
+    normaliser: Literal["n_old", "at_least_16", "none"] = later(
         "n_old",
         "divide KD and UNKD by the number of old classes; by that, but at least by the 16 of VOC 15-1, to which the "
         "published weights belong (the default for data of one's own); or not at all",
     )
-    padding: Literal["skip", "include"] = switch(
+    padding: Literal["skip", "include"] = later(
         "skip", "pixels that an augmentation padded, in every distillation; prototypes and sparsity never count them"
     )
-    entropy_weight: float = switch(1.0, "λ_GS of CIL", 0)
+    entropy_weight: float = later(1.0, "λ_GS of CIL", 0)
 
 
 @dataclass(frozen=True)
 class Pseudo:
     """Labels from the teacher."""
 
-    threshold: float = switch(
+    threshold: float = later(
         0.0, "background becomes the teacher's old class where its probability is at least this; 0: never", 0, 1
     )
 
@@ -58,7 +60,7 @@ class Pseudo:
 class Enc:
     """Distillation of the encoder's features (ILT)."""
 
-    weight: float = switch(0.0, "λ_enc", 0)
+    weight: float = later(0.0, "λ_enc", 0)
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,10 @@ class Proto:
 class Pm:
     """Prototype matching (Eq. 3)."""
 
-    weight: float = switch(0.0, "λ_pm", 0)
-    distance: Literal["mse", "frobenius", "cosine"] = switch("mse", "between running and in-batch prototypes")
-    normaliser: Literal["present", "n_old"] = switch("present", "classes present in the batch, or all old ones")
-    background: bool = switch(False, "whether the background takes part where it has a prototype")
+    weight: float = later(0.0, "λ_pm", 0)
+    distance: Literal["mse", "frobenius", "cosine"] = later("mse", "between running and in-batch prototypes")
+    normaliser: Literal["present", "n_old"] = later("present", "classes present in the batch, or all old ones")
+    background: bool = later(False, "whether the background takes part where it has a prototype")
 
 
 @dataclass(frozen=True)
@@ -124,4 +126,29 @@ class Latent:
 class Importance:
     """Penalties on the change of important parameters (EWC, PI, RW)."""
 
-    weight: float = switch(0.0, "λ", 0)
+    weight: float = later(0.0, "λ", 0)
+
+
+@dataclass(frozen=True)
+class Laps:
+    """Sigmoid rows, and what is remembered of old classes (LAPS)."""
+
+    memory: Literal["gaussian", "prototype", "features"] = switch(
+        "gaussian",
+        "of each class: mean, low-rank and diagonal covariance, and clusters of background; mean and variance; or "
+        "feature vectors (512 of a class, 8,192 of background)",
+    )
+    rank: int = switch(16, "of a class's covariance beside its diagonal, for memory = gaussian", 0, 256)
+    clusters: int = switch(64, "of background, for memory = gaussian", 1, 1024)
+    positive_base: float = switch(2.0, "weight of a class's own pixels in step 0", 0)
+    positive: float = later(3.0, "weight of a class's own pixels in later steps", 0)
+    replay: float = later(
+        1.0, "how much remembered points weigh: 1, as their share of all data seen so far; 0: they are not replayed", 0
+    )
+    versus: float = later(0.0, "weight of the softmax of old rows against new ones on remembered features", 0)
+    anchor: float = later(0.0, "weight of the change of the decoder's output where the teacher sees an old class", 0)
+    row_rate: float = later(10.0, "learning-rate multiplier of new rows, beside the decoder's", 0)
+    init: Literal["small", "closed_form"] = later(
+        "closed_form", "new rows start near zero with bias −3, or as linear discriminants of the step's features"
+    )
+    drift: bool = later(False, "move the memory along with the features of the old classes that the teacher sees")

@@ -41,8 +41,8 @@ KEY_VERSION = 2
 def base_of(method: type[Method], config: Config) -> tuple[type[Method], Config]:
     """The method and configuration that train step 0: its own where it needs one, else plain training."""
     if method.own_step0 or config.latent.step0:
-        return method, config.without("later")
-    return find_method("ft"), replace(config.without("later", "losses"), own={})
+        return method, config.without("later", "teacher")
+    return find_method("ft"), replace(config.without("later", "losses", "teacher"), own={})
 
 
 def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex, protocol: str) -> str:

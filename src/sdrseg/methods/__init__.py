@@ -14,6 +14,7 @@ from sdrseg.methods.cil import CIL
 from sdrseg.methods.finetune import FineTune, Offline
 from sdrseg.methods.ilt import ILT
 from sdrseg.methods.importance import EWC, PI, RW
+from sdrseg.methods.laps import LAPS, LAPSSoftmax
 from sdrseg.methods.lwf import LwF
 from sdrseg.methods.lwf_mc import LwFMC
 from sdrseg.methods.mib import MiB
@@ -74,7 +75,23 @@ def register_method(method: M) -> M:
     return method
 
 
-_ALL: tuple[type[Method], ...] = (FineTune, Offline, LwF, LwFMC, ILT, CIL, MiB, EWC, PI, RW, SDR, SDRMiB, *STUDIES)
+_ALL: tuple[type[Method], ...] = (
+    FineTune,
+    Offline,
+    LwF,
+    LwFMC,
+    ILT,
+    CIL,
+    MiB,
+    EWC,
+    PI,
+    RW,
+    SDR,
+    SDRMiB,
+    LAPS,
+    LAPSSoftmax,
+)
+_ALL += STUDIES
 for _method in _ALL:
     register_method(_method)
 

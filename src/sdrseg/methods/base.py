@@ -30,6 +30,7 @@ from sdrseg.losses.distillation import (
     distillation_sums,
     unbiased_distillation_sums,
 )
+from sdrseg.losses.one_vs_rest import one_vs_rest_sums
 from sdrseg.losses.pixels import mean
 from sdrseg.losses.pseudo import confident_labels, split_labels
 from sdrseg.losses.unbiased import unbiased_sums
@@ -112,7 +113,7 @@ class Method:
     @property
     def decision(self) -> Decision:
         """How logits become a class and probabilities; saved with each step, for scores, predictions and exports."""
-        return "sigmoid_all" if self.config.ce.kind == "binary" else "softmax"
+        return {"binary": "sigmoid_all", "one_vs_rest": "sigmoid"}.get(self.config.ce.kind, "softmax")  # type: ignore[return-value]
 
     @property
     def row_rates(self) -> tuple[float, float]:
@@ -270,6 +271,10 @@ class Method:
         count_void = ce.reduction == "all"
         if ce.kind == "binary":
             return {"ce": self.mean_of("ce", binary_cross_entropy_sums(z, labels))} | self._distillation(batch, z, t)
+        if ce.kind == "one_vs_rest":
+            first = max(1, self.step.n_old)
+            sums = one_vs_rest_sums(z[:, first:], labels, first)
+            return {"ce": self.mean_of("ce", sums)} | self._distillation(batch, z, t)
         certain = None
         if self.relabels and hidden > 1:  # a pixel that got an old class is no background: plain CE for it
             labels, certain = split_labels(labels, hidden)

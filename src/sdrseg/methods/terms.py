@@ -55,7 +55,7 @@ class Term:
         return symbol if weight == 1 else f"{weight:g}·{symbol}"
 
 
-CE = {"standard": "CE", "unbiased": "UNCE", "unbiased_if_masked": "UNCE", "binary": "BCE"}
+CE = {"standard": "CE", "unbiased": "UNCE", "unbiased_if_masked": "UNCE", "binary": "BCE", "one_vs_rest": "Σ_new BCE"}
 KD = {"standard": "KD", "unbiased": "UNKD", "binary": "Σ_c BCE(σ(z_c), σ(t_c))", "cil": "L_CIL"}
 
 

@@ -1,0 +1,37 @@
+"""Terms of classes that each answer yes or no for themselves (LAPS). Scores s, one channel a class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sdrseg.kernels.plain import at_least_float32
+from sdrseg.labels import VOID
+from sdrseg.losses.pixels import masked_sums
+
+
+def one_vs_rest_sums(scores: Tensor, labels: Tensor, first: int, positive_weight: float = 1.0) -> Tensor:
+    """Σ_c of the sigmoid cross-entropy, over the labelled pixels; a class's own pixels weigh `positive_weight`.
+
+    Scores (B, R, H, W) of the channels first, …, first + R − 1; labels (B, H, W). Every other label is a "no".
+    """
+    s = at_least_float32(scores)
+    channel = torch.arange(first, first + s.shape[1], device=s.device)[:, None, None]
+    loss = torch.where(labels[:, None] == channel, positive_weight * F.softplus(-s), F.softplus(s))
+    return masked_sums(loss.sum(1), labels != VOID)
+
+
+def rejection(scores: Tensor, weights: Tensor) -> Tensor:
+    """Σ_i w_i Σ_c softplus(s_ic): every class says "no" to remembered features. Scores (N, R), weights (N,)."""
+    return (F.softplus(at_least_float32(scores)).sum(1) * weights).sum()
+
+
+def against_old_rows(new: Tensor, old: Tensor, owner: Tensor, weights: Tensor) -> Tensor:
+    """Σ_i w_i of the cross-entropy of (0, old scores, new scores) against the class that a feature belongs to.
+
+    New (N, R), old (N, n_old − 1) without background, owner (N,) in 0..n_old−1: only the new scores get a gradient.
+    """
+    fixed = torch.cat([torch.zeros_like(old[:, :1]), old], 1).detach()
+    own = fixed.gather(1, owner[:, None])[:, 0]
+    return ((torch.cat([fixed, at_least_float32(new)], 1).logsumexp(1) - own) * weights).sum()

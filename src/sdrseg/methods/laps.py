@@ -1,0 +1,280 @@
+"""LAPS: latent anchors, per-class sigmoids. Each class answers yes or no for itself; no image is stored.
+
+Old rows of the classifier stay as they are. New rows learn "yes" from the labels of the step and "no" from everything
+else: the other pixels of the step, and features drawn from a memory of background and old classes, weighted so that all
+of them count as they do in the data seen so far. docs/laps.md has the equations, what was tried and what it gave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sdrseg.config import Config
+from sdrseg.decision import Decision, decide
+from sdrseg.distributed import Everyone
+from sdrseg.kernels.plain import at_least_float32
+from sdrseg.labels import VOID
+from sdrseg.losses.one_vs_rest import against_old_rows, one_vs_rest_sums, rejection
+from sdrseg.losses.pixels import masked_sums, to_grid
+from sdrseg.methods.base import From, Method, StepInfo, When
+from sdrseg.methods.memory import LatentMemory, Replay, Sample, drawn
+from sdrseg.methods.terms import Term
+from sdrseg.network import next_multiple
+
+if TYPE_CHECKING:
+    from sdrseg.data.batches import Batch
+    from sdrseg.network import Network, Output
+
+MEASURED = "measured on VOC 15-1 disjoint (docs/laps.md)"
+EACH = {"background": 64, "classes": 256}  # points that are drawn from a component in every iteration
+NEGATIVES = 4096  # vectors from which the new rows' start is computed, of each kind
+SHRINK = 0.1  # share of the mean variance that is added to a covariance before it is inverted
+
+
+def replay(method: Method, batch: Batch, student: Output, teacher: Output | None) -> Tensor:
+    """New rows say "no" to what is remembered of background and old classes."""
+    assert isinstance(method, LAPS)
+    n_old = method.step.n_old
+    said_no = [rejection(method.scores_of(r.points)[:, n_old:], r.represents) for r in method.replays]
+    return torch.stack([torch.zeros_like(method.scale), *said_no]).sum() / method.scale
+
+
+def versus(method: Method, batch: Batch, student: Output, teacher: Output | None) -> Tensor:
+    """One softmax of old and new rows on what is remembered of old classes."""
+    assert isinstance(method, LAPS)
+    n_old, terms = method.step.n_old, [torch.zeros_like(method.scale)]
+    for r in method.replays:
+        s = method.scores_of(r.points)
+        terms.append(against_old_rows(s[:, n_old:], s[:, 1:n_old], r.owner, r.represents))
+    return torch.stack(terms).sum() / method.scale
+
+
+def anchor(method: Method, batch: Batch, student: Output, teacher: Output | None) -> Tensor:
+    """The classifier's input stays where it was, where the teacher sees an old class in the background."""
+    assert isinstance(method, LAPS) and teacher is not None
+    x, before = at_least_float32(student.embedding), at_least_float32(teacher.embedding)
+    keep = method.old_class(batch.labels, teacher, x) > 0
+    return method.mean_of("anchor", masked_sums((x - before).square().mean(1), keep))
+
+
+class LAPS(Method):
+    name = "laps"
+    summary = "One sigmoid a class: new rows learn against remembered features, old rows stay as they are"
+    own_step0 = True  # a softmax model gives meaningless sigmoids
+    decision: Decision = "sigmoid"
+    own_terms = (
+        Term("replay", "remembered features", "L_replay", "laps.replay", True, replay),
+        Term("versus", "old rows against new ones", "L_versus", "laps.versus", True, versus),
+        Term("anchor", "change of the embedding", "L_anchor", "laps.anchor", True, anchor),
+    )
+    switches = {
+        "ce.kind": From("one_vs_rest", "a class has a row of its own; background is where none says yes"),
+        "kd.kind": From("binary", "sigmoids, summed over the old classes, as in DKD and STAR"),
+        "kd.weight": From(5.0, "DKD and STAR; " + MEASURED),
+    }
+
+    def __init__(self, config: Config, everyone: Everyone | None = None):
+        super().__init__(config, everyone)
+        own = config.laps
+        self.memory = LatentMemory(own.memory, own.rank, own.clusters)
+        self.replays: list[Replay] = []
+        self.iteration = 0
+        self.seen = torch.zeros(())  # points of this step's data, counted in the survey before fitting
+
+    @property
+    def replayable(self) -> bool:
+        return super().replayable
+
+    @property
+    def row_rates(self) -> tuple[float, float]:
+        return 0.0, self.config.laps.row_rate
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
+        super().begin_step(step, student, teacher)
+        rows = student.classifier
+        assert rows.bias is not None
+        if step.number == 0:
+            rows.weight[0], rows.bias[0], rows.bias[1:] = 0, 0, -2.0
+        else:
+            rows.weight[step.n_old :] *= 0.01
+            rows.bias[step.n_old :] = -3.0
+        self.iteration = 0
+        self.replays = []
+        self.seen = torch.zeros((), device=rows.weight.device)
+        self.scale = torch.ones((), device=rows.weight.device)
+
+    def begin_survey(self, when: When) -> None:
+        self._when = when
+        channels, device = self.student.classifier.in_channels, self.student.classifier.weight.device
+        self._sample = Sample(self.step.classes, channels, device)
+        self._shift = torch.zeros(self.step.classes, channels + 1, device=device)
+
+    def survey(self, batch: Batch, student: Output, teacher: Output | None) -> None:
+        if self._when == "before" and self.step.number == 0:
+            return
+        x = at_least_float32(student.embedding)
+        labels = self._on_grid(batch.labels, x)
+        if self._when == "after" and teacher is not None:
+            old = self.old_class(batch.labels, teacher, x)
+            self._note_drift(x, at_least_float32(teacher.embedding), old)
+            labels = torch.where(old > 0, VOID, labels)  # no background: an old class whose label is hidden
+        self._sample.add(x, labels, batch.ids)
+
+    def end_survey(self, when: When) -> None:
+        self._sample.gather(self.everyone)
+        if when == "after":
+            if self.config.laps.drift:
+                self.memory.drift(self._drift(self.everyone.sum(self._shift)))
+            first = max(1, self.step.n_old)
+            self.memory.learn(self._sample, range(first, self.step.classes), self._seed())
+        elif self.step.number > 0:
+            self.seen = self._sample.counts.sum().float()
+            self._prepare()
+            if self.config.laps.init == "closed_form":
+                self._start_rows()
+        del self._sample, self._shift
+
+    def expect(self, whole: Batch | None, parts: int) -> None:
+        super().expect(whole, parts)
+        for number, part in enumerate(getattr(self, "replays", ())):
+            part.draw(self._seed() + number)
+
+    def after_update(self, student: Network) -> None:
+        self.iteration += 1
+
+    def _seed(self) -> int:
+        return (self.config.train.seed * 1000 + self.step.number) * 10_000_000 + 10 * self.iteration
+
+    def _prepare(self) -> None:
+        """Points to replay, and how much each weighs: as many pixels of this step as it stands for."""
+        self.replays = [Replay(part, EACH[name]) for name, part in self.memory.parts().items()]
+        for part in self.replays:
+            part.represents /= self.seen.clamp_min(1)
+        total: Tensor = sum((part.represents.sum() for part in self.replays), self.seen.new_zeros(()))
+        self.scale.copy_(1 + self.config.laps.replay * total)
+
+    # --- terms ------------------------------------------------------------------------------------------------------
+
+    def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
+        own, first = self.config.laps, max(1, self.step.n_old)
+        positive = own.positive if self.step.number > 0 else own.positive_base
+        sums = one_vs_rest_sums(self._against_rest(z)[:, first:], batch.labels, first, positive)
+        return {"ce": self.mean_of("ce", sums) / self.scale} | self._distillation(batch, z, t)
+
+    def scores_of(self, points: Tensor) -> Tensor:
+        """Scores of features (N, D) whose surroundings are like them."""
+        rows = self.student.classifier
+        assert rows.bias is not None
+        return self._against_rest(points @ at_least_float32(rows.weight).sum((2, 3)).T + at_least_float32(rows.bias))
+
+    def _against_rest(self, z: Tensor) -> Tensor:
+        """Scores whose sign says yes or no, from logits."""
+        return z
+
+    # --- the step's data --------------------------------------------------------------------------------------------
+
+    def _on_grid(self, labels: Tensor, embedding: Tensor) -> Tensor:
+        size = (embedding.shape[-2], embedding.shape[-1])
+        stride = next_multiple(labels.shape[-1], self.student.multiple) // size[1]
+        return to_grid(labels, size, stride, VOID)
+
+    def old_class(self, labels: Tensor, teacher: Output, embedding: Tensor) -> Tensor:
+        """(B, h, w): the old class that the teacher sees where the label is background, else 0."""
+        seen = decide(at_least_float32(teacher.coarse), self.step.teacher_decision)
+        return torch.where(self._on_grid(labels, embedding) == 0, seen, 0)
+
+    def _note_drift(self, x: Tensor, before: Tensor, old: Tensor) -> None:
+        """Add up by how much the features of each old class have moved, and over how many cells."""
+        moved = torch.cat([x - before, torch.ones_like(x[:, :1])], 1).movedim(1, -1)[old > 0]
+        self._shift.index_add_(0, old[old > 0], moved)
+
+    def _drift(self, sums: Tensor) -> Tensor:
+        """(K, D): the mean shift of each class; one that was not seen moves as the classes do that are like it."""
+        count = sums[:, -1:]
+        shift = sums[:, :-1] / count.clamp_min(1)
+        centre = torch.zeros_like(shift)
+        classes = self.memory.classes
+        if classes is None or not (count > 0).any():
+            return shift
+        weight = torch.zeros_like(count[:, 0]).index_add_(0, classes.owner, classes.points)
+        centre.index_add_(0, classes.owner, classes.mean * classes.points[:, None])
+        centre = F.normalize(centre / weight[:, None].clamp_min(1), dim=1)
+        alike = (centre @ centre.T / 0.1).masked_fill(count[:, 0] == 0, -torch.inf).softmax(1)
+        return torch.where(count > 0, shift, alike @ shift)
+
+    @torch.no_grad()
+    def _start_rows(self) -> None:
+        """New rows as linear discriminants: Σ⁻¹(μ_new − μ_no), with the bias of their share of all data so far."""
+        sample, parts = self._sample, self.memory.parts()
+        no = [(sample.of(0)[:NEGATIVES], float(sample.counts[0]))]
+        no += [(drawn(part, NEGATIVES, self._seed()), float(part.points.sum())) for part in parts.values()]
+        weight = torch.cat([torch.full((len(x),), count / max(1, len(x))) for x, count in no]).double()
+        x = torch.cat([x for x, _ in no]).double().cpu()
+        mean = (weight @ x) / weight.sum()
+        spread = ((x - mean).T * weight) @ (x - mean) / weight.sum()
+        spread += SHRINK * spread.diagonal().mean() * torch.eye(len(mean), dtype=x.dtype)
+        rows = self.student.classifier
+        for channel in range(self.step.n_old, self.step.classes):
+            own = sample.of(channel).double().cpu()
+            if len(own) > 0:
+                direction = torch.linalg.solve(spread, own.mean(0) - mean)
+                odds = math.log(self.config.laps.positive * float(sample.counts[channel]) / float(weight.sum()))
+                kernel = rows.weight.shape[2] * rows.weight.shape[3]
+                rows.weight[channel] = (direction / kernel).to(rows.weight)[:, None, None]
+                rows.bias[channel] = odds - direction @ (own.mean(0) + mean) / 2  # type: ignore[index]
+
+    # --- what is kept -----------------------------------------------------------------------------------------------
+
+    def metrics(self, batch: Batch, features: Tensor) -> dict[str, Tensor]:
+        return super().metrics(batch, features) | {"memory_bytes": torch.tensor(float(self.memory.nbytes))}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        mine = {"laps.iteration": torch.tensor(self.iteration), "laps.seen": self.seen}
+        return super().state_dict() | self.memory.state_dict() | mine
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self.memory.load_state_dict(state)
+        if "laps.seen" in state:
+            self.iteration, self.seen = int(state["laps.iteration"]), state["laps.seen"].clone()
+        if hasattr(self, "step") and self.step.number > 0:  # in the middle of a step
+            self._prepare()
+
+
+class LAPSSoftmax(LAPS):
+    """For models that were trained with a softmax: a new row says yes or no against all old rows together."""
+
+    name = "laps-softmax"
+    summary = "LAPS on a softmax model: new rows answer against the log-sum-exp of the old ones"
+    decision: Decision = "softmax"
+    switches = {
+        "kd.kind": From("standard", "the old rows among themselves"),
+        "kd.normaliser": From("none", "a sum over classes, as in laps"),
+        "kd.weight": From(5.0, "as in laps"),
+    }
+
+    @torch.no_grad()
+    def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
+        kept = None if step.number > 0 else {n: p.clone() for n, p in student.classifier.named_parameters()}
+        super().begin_step(step, student, teacher)
+        rows = student.classifier
+        assert rows.bias is not None
+        if kept is None:
+            rows.weight[step.n_old :], rows.bias[step.n_old :] = rows.weight[0], rows.bias[0] - 3.0
+        else:
+            rows.load_state_dict(kept)
+
+    def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
+        return Method._over_pixels(self, batch, z, t) if self.step.number == 0 else super()._over_pixels(batch, z, t)
+
+    def _against_rest(self, z: Tensor) -> Tensor:
+        return z - z[:, : self.step.n_old].logsumexp(1, keepdim=True).detach()

@@ -1,0 +1,231 @@
+"""What LAPS remembers between steps: how the classifier's input is distributed for each class. No images, no labels.
+
+A `Sample` draws feature vectors of every class uniformly from a pass over the data. `fit` makes of them a mean, a
+low-rank covariance and a diagonal for each class and for clusters of background, or keeps vectors as they are. `Replay`
+turns either into points, drawn anew for every iteration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sdrseg.distributed import Everyone
+
+BACKGROUND, CLASS = 8192, 2048  # feature vectors that are sampled of background, and of any other class
+KEPT = 512  # of these, how many of a class are remembered as they are
+POINTS = 1024  # cells of an image that are looked at
+FAR = torch.iinfo(torch.int64).max
+
+
+class Sample:
+    """Feature vectors of each class, drawn uniformly: each slot keeps the vector with the smallest key of those that
+    fall into it. Keys follow from images and places alone, so neither batches nor processes change what is drawn."""
+
+    def __init__(self, classes: int, channels: int, device: torch.device):
+        self.room = torch.tensor([BACKGROUND] + [CLASS] * (classes - 1), device=device)
+        self.first = self.room.cumsum(0) - self.room
+        self.keys = torch.full((int(self.room.sum()),), FAR, device=device)
+        self.vectors = torch.zeros(len(self.keys), channels, device=device)
+        self.counts = torch.zeros(classes, dtype=torch.float64, device=device)
+
+    def add(self, embedding: Tensor, labels: Tensor, ids: Sequence[str]) -> None:
+        """Embedding (B, D, h, w) and labels (B, h, w) on its grid; labels that are no class are passed over."""
+        step = max(1, round((labels[0].numel() / POINTS) ** 0.5))
+        grid = (..., slice(step // 2, None, step), slice(step // 2, None, step))
+        x, y = embedding[grid].flatten(2).transpose(1, 2).flatten(0, 1).float(), labels[grid].flatten().long()
+        key = _keys(ids, len(y) // len(ids), y.device)
+        known = y < len(self.counts)
+        x, y, key = x[known], y[known], key[known]
+        slot = self.first[y] + (key >> 24) % self.room[y]
+        self.keys.scatter_reduce_(0, slot, key, "amin")
+        won = self.keys[slot] == key
+        self.vectors[slot[won]] = x[won]
+        self.counts += torch.bincount(y, minlength=len(self.counts))
+
+    def gather(self, everyone: Everyone) -> None:
+        """Put together what all processes have drawn."""
+        if everyone.world > 1:
+            smallest = -everyone.max(-self.keys)
+            mine = (self.keys == smallest) & (smallest < FAR)
+            self.vectors = everyone.sum(torch.where(mine[:, None], self.vectors, 0))
+            self.keys, self.counts = smallest, everyone.sum(self.counts)
+
+    def of(self, channel: int) -> Tensor:
+        """The vectors of a class, (M, D)."""
+        rows = slice(int(self.first[channel]), int(self.first[channel] + self.room[channel]))
+        return self.vectors[rows][self.keys[rows] < FAR]
+
+
+def _keys(ids: Sequence[str], places: int, device: torch.device) -> Tensor:
+    """A number of 62 bits for each place of each image, (B · places,)."""
+    images = [int.from_bytes(hashlib.blake2b(id.encode(), digest_size=7).digest()) for id in ids]
+    mixed = (
+        torch.tensor(images, device=device)[:, None] + torch.arange(1, places + 1, device=device) * 0x9E3779B97F4A7C1
+    )
+    for shift, factor in ((30, 0x3F58476D1CE4E5B9), (27, 0x14D049BB133111EB)):  # SplitMix64
+        mixed = (mixed ^ (mixed >> shift)) * factor
+    return ((mixed ^ (mixed >> 31)) & (2**62 - 1)).flatten()
+
+
+class Gaussians(NamedTuple):
+    """A mixture of normal distributions: x = mean + factor · e_1 + √variance · e_2, clipped at 0 when drawn."""
+
+    owner: Tensor  # (M,) channel
+    points: Tensor  # (M,) how many it stands for
+    mean: Tensor  # (M, D)
+    factor: Tensor  # (M, D, rank)
+    variance: Tensor  # (M, D)
+
+
+def gaussians(vectors: Tensor, owner: int, count: float, rank: int, clusters: int = 1) -> Gaussians:
+    """Of the vectors (N, D) of one class, which stand for `count` points. In float64 on the CPU: the same anywhere."""
+    x = vectors.double().cpu()
+    made = []
+    group = _cluster(x, min(clusters, len(x)))
+    for number in range(int(group.max()) + 1):
+        own = x[group == number]
+        mean = own.mean(0)
+        centred = own - mean
+        total = centred.square().mean(0)
+        factor = torch.zeros(x.shape[1], rank, dtype=x.dtype)
+        if rank > 0 and len(own) > 1:
+            values, directions = torch.linalg.eigh(centred.T @ centred / len(own))
+            kept = min(rank, len(values))
+            factor[:, :kept] = directions[:, -kept:] * values[-kept:].clamp_min(0).sqrt()
+        variance = (total - factor.square().sum(1)).clamp_min(0)
+        made.append((torch.tensor(owner), torch.tensor(count * len(own) / len(x)), mean, factor, variance))
+    parts = [torch.stack(parts).to(vectors.device) for parts in zip(*made, strict=True)]
+    return Gaussians(parts[0], *(part.float() for part in parts[1:]))
+
+
+def _cluster(x: Tensor, clusters: int, rounds: int = 20) -> Tensor:
+    """k-means: the cluster of each vector, (N,), numbered without gaps. Starts from vectors spread evenly over x."""
+    if clusters < 2:
+        return torch.zeros(len(x), dtype=torch.long)
+    centres = x[torch.linspace(0, len(x) - 1, clusters).long()]
+    for _ in range(rounds):
+        near = torch.cdist(x, centres).argmin(1)
+        total = torch.zeros_like(centres).index_add_(0, near, x)
+        size = torch.bincount(near, minlength=clusters)[:, None]
+        centres = torch.where(size > 0, total / size.clamp_min(1), centres)
+    used = torch.bincount(near, minlength=clusters) > 0
+    return (used.cumsum(0) - 1)[near]
+
+
+class Vectors(NamedTuple):
+    """Feature vectors as they are."""
+
+    owner: Tensor  # (M,) channel
+    points: Tensor  # (M,) how many each stands for
+    mean: Tensor  # (M, D)
+
+
+Memory = Gaussians | Vectors
+Form = Literal["gaussian", "prototype", "features"]
+
+
+def joined(memories: Sequence[Memory]) -> Memory:
+    """Several memories of the same form as one."""
+    return type(memories[0])(*(torch.cat(parts) for parts in zip(*memories, strict=True)))
+
+
+class Replay:
+    """`each` points from every component of a memory, or its vectors; each stands for so many points of the data."""
+
+    def __init__(self, memory: Memory, each: int):
+        self.memory = memory
+        self.each = each if isinstance(memory, Gaussians) else 1
+        self.owner = memory.owner.repeat_interleave(self.each)
+        self.represents = (memory.points / self.each).repeat_interleave(self.each)
+        self.points = memory.mean.repeat_interleave(self.each, 0)
+
+    @torch.no_grad()
+    def draw(self, seed: int) -> None:
+        """New points in place: the same in every process, and the same again for the same seed."""
+        memory = self.memory
+        if not isinstance(memory, Gaussians) or len(memory.owner) == 0:
+            return
+        generator = torch.Generator(self.points.device).manual_seed(seed)
+        points = self.points.normal_(generator=generator).view(len(memory.mean), self.each, -1)
+        points *= memory.variance.sqrt()[:, None]
+        points += memory.mean[:, None]
+        if rank := memory.factor.shape[2]:
+            size = (len(memory.mean), self.each, rank)
+            points += torch.randn(size, generator=generator, device=points.device) @ memory.factor.mT
+        self.points.clamp_(min=0)
+
+
+def fit(vectors: Tensor, owner: int, count: float, form: Form, rank: int, clusters: int) -> Memory:
+    """What is remembered of the vectors (N, D) of one class, which stand for `count` points."""
+    if form == "features":
+        kept = vectors[: KEPT if owner > 0 else BACKGROUND]
+        each = torch.full((len(kept),), count / len(kept), device=kept.device)
+        return Vectors(torch.full((len(kept),), owner, device=kept.device), each, kept)
+    if form == "prototype":
+        rank, clusters = 0, 1
+    return gaussians(vectors, owner, count, rank if owner > 0 else 0, clusters if owner == 0 else 1)
+
+
+def drawn(memory: Memory, number: int, seed: int) -> Tensor:
+    """(number, D) vectors, as many of each component as it has points; the same again for the same seed."""
+    share = memory.points.cumsum(0) / memory.points.sum()
+    even = (torch.arange(number, device=share.device) + 0.5) / number
+    chosen = torch.searchsorted(share, even).clamp_max(len(share) - 1)
+    replay = Replay(type(memory)(*(tensor[chosen] for tensor in memory)), 1)
+    replay.draw(seed)
+    return replay.points
+
+
+class LatentMemory:
+    """Background and old classes, each as Gaussians or as vectors."""
+
+    def __init__(self, form: Form, rank: int, clusters: int):
+        self.form, self.rank, self.clusters = form, rank, clusters
+        self.background: Memory | None = None
+        self.classes: Memory | None = None
+
+    def learn(self, sample: Sample, new: range, seed: int) -> None:
+        """Take in the background and the new classes of a step."""
+        options = (self.form, self.rank, self.clusters)
+        seen = [(c, sample.of(c)) for c in new]
+        fresh = [fit(x, c, float(sample.counts[c]), *options) for c, x in seen if len(x) > 0]
+        self.classes = joined([part for part in (self.classes, *fresh) if part is not None]) if fresh else self.classes
+        x, count = sample.of(0), float(sample.counts[0])
+        if self.background is not None:
+            before = float(self.background.points.sum())
+            old = round(BACKGROUND * before / max(1.0, before + count))
+            x = torch.cat([drawn(self.background, old, seed), x[: BACKGROUND - old]])
+            count += before
+        if len(x) > 0:
+            self.background = fit(x, 0, count, *options)
+
+    def drift(self, shift: Tensor) -> None:
+        """The features of each class have moved by shift (K, D)."""
+        if self.classes is not None:
+            self.classes = self.classes._replace(mean=self.classes.mean + shift[self.classes.owner])
+
+    def parts(self) -> dict[str, Memory]:
+        both = {"background": self.background, "classes": self.classes}
+        return {name: part for name, part in both.items() if part is not None}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for part in self.parts().values() for tensor in part)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {f"memory.{n}.{k}": t for n, part in self.parts().items() for k, t in part._asdict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.background, self.classes = (_read(state, f"memory.{name}.") for name in ("background", "classes"))
+
+
+def _read(state: Mapping[str, Tensor], prefix: str) -> Memory | None:
+    found = {name.removeprefix(prefix): tensor.clone() for name, tensor in state.items() if name.startswith(prefix)}
+    if not found:
+        return None
+    return Gaussians(**found) if "factor" in found else Vectors(**found)

@@ -1,0 +1,181 @@
+"""LAPS: what its terms are, what stays as it was, and that runs can be interrupted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runs import content, run
+from sdrseg.data.augment import normalise
+from sdrseg.engine.fit import survey
+from sdrseg.methods import METHODS
+from sdrseg.methods.memory import fit
+
+from methods_bench import CLASSES, N_OLD, begin, make_batch
+
+
+class Alone:
+    """As much of Fabric as a survey asks for."""
+
+    device = torch.device("cpu")
+
+    @staticmethod
+    def autocast():
+        return torch.autocast("cpu", enabled=False)
+
+
+def at_step_1(*settings: str, method: str = "laps", memory: bool = True):
+    """The beginning of step 1, with a memory of made-up features and the survey before fitting done."""
+    stage = begin(method, "disjoint", settings=settings)
+    if memory:
+        torch.manual_seed(0)
+        own, channels = stage.method.memory, stage.student.classifier.in_channels
+        parts = [fit(torch.rand(40, channels), c, 100.0 * c, "gaussian", 2, 2) for c in (1, 3)]
+        own.classes = type(parts[0])(*(torch.cat(t) for t in zip(*parts, strict=True)))
+        own.background = fit(torch.rand(50, channels), 0, 900.0, "gaussian", 2, 3)
+    survey(Alone(), stage.method, stage.student, stage.teacher, [stage.batch], "before")
+    stage.student.train()
+    stage.method.expect(None, 1)
+    return stage
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_terms_of_a_later_step_equal_loops():
+    stage = at_step_1("laps.versus=1", "laps.anchor=1")
+    images = normalise(stage.batch.images)
+    with torch.no_grad():
+        said, seen = stage.student(images), stage.teacher(images)
+        terms = stage.forward()
+    z, t = said.logits.double().numpy(), seen.logits.double().numpy()
+    labels, padding = stage.batch.labels.numpy(), stage.batch.padding.numpy()
+    method, rows = stage.method, stage.student.classifier
+    points = [(r.points.double().numpy(), r.owner.numpy(), m) for r, m in zip(method.replays, (900, 400), strict=True)]
+    total = 1 + 1300 / method.seen.item()  # all data so far in units of this step's
+    assert method.scale.item() == pytest.approx(total)
+
+    ce = count = kd = kept = 0.0
+    for b, y, x in np.ndindex(labels.shape):
+        if labels[b, y, x] != 255:
+            count += 1
+            for c in range(N_OLD, CLASSES):
+                p = sigmoid(z[b, c, y, x])
+                ce -= 3 * np.log(p) if labels[b, y, x] == c else np.log(1 - p)
+        if not padding[b, y, x]:
+            kept += 1
+            for c in range(N_OLD):
+                q, p = sigmoid(t[b, c, y, x]), sigmoid(z[b, c, y, x])
+                kd -= q * np.log(p) + (1 - q) * np.log(1 - p)
+    assert terms["ce"].item() == pytest.approx(ce / count / total, rel=1e-5)
+    assert terms["kd"].item() == pytest.approx(kd / kept, rel=1e-5)
+
+    weight, bias = rows.weight.detach().double().numpy()[:, :, 0, 0], rows.bias.detach().double().numpy()
+    replay = versus = 0.0
+    for x, owner, stands_for in points:
+        per_owner = {c: stands_for * (1 if c == 0 else c / 4) / (owner == c).sum() for c in set(owner)}
+        if 0 in per_owner:  # clusters of background differ in size
+            per_owner = {}
+        each = method.replays[0 if owner[0] == 0 else 1].represents.double().numpy()
+        for i in range(len(x)):
+            s = weight @ x[i] + bias
+            w = per_owner[owner[i]] / method.seen.item() if per_owner else each[i]
+            replay += w * np.log1p(np.exp(s[N_OLD:])).sum()
+            s[0] = 0
+            versus += w * (np.log(np.exp(s).sum()) - s[owner[i]])
+        assert each.sum() * method.seen.item() == pytest.approx(stands_for, rel=1e-5)
+    assert terms["replay"].item() == pytest.approx(replay / total, rel=1e-4)
+    assert terms["versus"].item() == pytest.approx(versus / total, rel=1e-4)
+
+    coarse = seen.coarse.double().numpy()
+    stride = labels.shape[-1] // coarse.shape[-1]
+    gap = (said.embedding - seen.embedding).double().square().mean(1).numpy()
+    anchored = [
+        gap[b, i, j]
+        for b, i, j in np.ndindex(gap.shape)
+        if labels[b, i * stride, j * stride] == 0 and coarse[b, 1:, i, j].max() > 0
+    ]
+    assert terms["anchor"].item() == pytest.approx(sum(anchored) / max(1, len(anchored)), abs=1e-9)
+
+
+def test_old_rows_stay_bit_for_bit_and_new_ones_learn():
+    stage = at_step_1("optim.weight_decay=0.1")
+    stage.optimiser = torch.optim.SGD(stage.student.parameters(), lr=1e-3, momentum=0.9, weight_decay=0.1)
+    before = [p.detach().clone() for p in stage.student.classifier.parameters()]
+    stage.iterate(4)
+    for old, now in zip(before, stage.student.classifier.parameters(), strict=True):
+        assert torch.equal(old[:N_OLD], now[:N_OLD]) and not torch.equal(old[N_OLD:], now[N_OLD:])
+        assert not now[0].any()  # background has no row
+
+
+def test_remembered_features_push_new_rows_alone():
+    stage = at_step_1()
+    stage.forward()["replay"].backward()
+    rows = stage.student.classifier
+    assert rows.weight.grad[N_OLD:].abs().sum() > 0 and not rows.weight.grad[:N_OLD].any()
+    assert all(p.grad is None for p in (*stage.student.encoder.parameters(), *stage.student.decoder.parameters()))
+
+
+def test_new_rows_can_start_as_linear_discriminants():
+    """Against NumPy: whitened difference of means, and a bias that knows the share of the class."""
+    stage = at_step_1(memory=False)
+    images = normalise(make_batch(1, "disjoint").images)
+    with torch.no_grad():
+        stage.student.eval()
+        x = stage.student(images).embedding.double().numpy()
+    stride = stage.batch.labels.shape[-1] // x.shape[-1]
+    labels = stage.batch.labels.numpy()[:, ::stride, ::stride]
+    vectors = x.transpose(0, 2, 3, 1)
+    no = vectors[labels == 0]
+    mean, spread = no.mean(0), np.cov(no.T, bias=True)
+    spread += 0.1 * np.diag(spread).mean() * np.eye(len(mean))
+    for c in range(N_OLD, CLASSES):
+        own = vectors[labels == c]
+        direction = np.linalg.solve(spread, own.mean(0) - mean)
+        bias = np.log(3 * len(own) / len(no)) - direction @ (own.mean(0) + mean) / 2
+        rows = stage.student.classifier
+        np.testing.assert_allclose(rows.weight[c, :, 0, 0].detach(), direction, rtol=1e-3, atol=1e-3)
+        assert rows.bias[c].item() == pytest.approx(bias, rel=1e-3)
+
+
+def test_a_softmax_model_is_extended_against_the_log_sum_exp_of_its_rows():
+    stage = at_step_1(method="laps-softmax")
+    z = stage.student(normalise(stage.batch.images)).logits
+    old = z[:, :N_OLD].detach().double().numpy()
+    expected = z.detach().double().numpy()[:, N_OLD:] - np.log(np.exp(old).sum(1, keepdims=True))
+    said = stage.method._against_rest(z)
+    np.testing.assert_allclose(said[:, N_OLD:].detach(), expected, atol=1e-4)
+    said[:, N_OLD:].sum().backward()
+    assert not stage.student.classifier.weight.grad[:N_OLD].any()
+    assert METHODS["laps-softmax"](stage.method.config).decision == "softmax"
+
+
+@pytest.mark.parametrize("memory", ["gaussian", "prototype", "features"])
+def test_a_run_remembers_every_class_and_no_image(tmp_path, memory):
+    run(tmp_path / "run", "laps", f"laps.memory={memory}", spec="shapes:6-2@disjoint")
+    kept = load_file(tmp_path / "run" / "steps" / "2" / "memory.safetensors")
+    assert set(kept["memory.classes.owner"].tolist()) <= set(range(1, 11)) and 10 in kept["memory.classes.owner"]
+    counted = {c: kept["memory.classes.points"][kept["memory.classes.owner"] == c].sum() for c in (1, 7, 9)}
+    assert all(points > 0 for points in counted.values())
+
+
+def test_an_interrupted_run_ends_bit_for_bit_the_same(tmp_path, monkeypatch):
+    settings = ("laps.drift=true", "laps.versus=0.1")
+    run(tmp_path / "whole", "laps", *settings)
+    laps = METHODS["laps"]
+    plain = laps.after_update
+
+    def stop(self, student):
+        plain(self, student)
+        if self.step.number == 1 and self.iteration == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(laps, "after_update", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", "laps", *settings, bases=tmp_path / "bases")
+    monkeypatch.setattr(laps, "after_update", plain)
+    run(tmp_path / "run", "laps", *settings, bases=tmp_path / "bases")
+    assert content(tmp_path / "run") == content(tmp_path / "whole")

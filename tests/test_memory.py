@@ -1,0 +1,196 @@
+"""What LAPS remembers: uniform samples, Gaussians of features, points drawn from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sdrseg.distributed import Everyone
+from sdrseg.losses.one_vs_rest import against_old_rows, one_vs_rest_sums, rejection
+from sdrseg.methods import memory as m
+
+CPU = torch.device("cpu")
+
+
+def images(n: int, classes: int = 3, side: int = 8) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+    """Embeddings whose first two channels say image and place; labels in 0..classes-1 and 255."""
+    torch.manual_seed(n)
+    x = torch.rand(n, 4, side, side)
+    x[:, 0] = torch.arange(n)[:, None, None]
+    x[:, 1] = torch.arange(side * side).view(side, side)
+    labels = torch.randint(classes + 1, (n, side, side))
+    return x, torch.where(labels == classes, 255, labels).to(torch.uint8), [f"image {i}" for i in range(n)]
+
+
+def sample(n: int, sizes: list[int], order: list[int] | None = None) -> m.Sample:
+    x, y, ids = images(n)
+    order = order or list(range(n))
+    made, first = m.Sample(3, 4, CPU), 0
+    for size in sizes:
+        rows = order[first : first + size]
+        made.add(x[rows], y[rows], [ids[row] for row in rows])
+        first += size
+    return made
+
+
+def test_a_sample_holds_vectors_of_the_class_and_counts_all_of_them():
+    x, y, _ = images(20)
+    made = sample(20, [20])
+    for c in range(3):
+        assert made.counts[c] == (y == c).sum()
+        kept = made.of(c)
+        assert 0 < len(kept) <= made.counts[c]
+        for image, place, *rest in kept.tolist():
+            at = divmod(int(place), 8)
+            assert y[int(image), *at] == c
+            assert rest == x[int(image), 2:, *at].tolist()
+
+
+def test_neither_batches_nor_their_order_change_a_sample():
+    whole, parts = sample(20, [20]), sample(20, [3, 7, 10], list(reversed(range(20))))
+    assert torch.equal(whole.vectors, parts.vectors) and torch.equal(whole.keys, parts.keys)
+    assert torch.equal(whole.counts, parts.counts)
+
+
+def test_a_full_sample_is_uniform(monkeypatch):
+    """Each of 40 images with as many pixels is drawn about equally often."""
+    monkeypatch.setattr(m, "CLASS", 2000)
+    x, _, ids = images(40, side=16)
+    made = m.Sample(2, 4, CPU)
+    made.add(x, torch.ones(40, 16, 16, dtype=torch.uint8), ids)
+    drawn = torch.bincount(made.of(1)[:, 0].long(), minlength=40)
+    assert len(made.of(1)) > 1900 and drawn.sum() == len(made.of(1))
+    assert drawn.min() > 20 and drawn.max() < 90  # 50 each on average
+
+
+class TwoProcesses(Everyone):
+    """Both halves of what two processes would exchange, one after the other."""
+
+    def __init__(self, other: m.Sample):
+        super().__init__(alone=True)
+        self.world, self.other, self.asked = 2, other, 0
+
+    def max(self, x):
+        return torch.maximum(x, -self.other.keys)
+
+    def sum(self, x):
+        if x.shape == self.other.counts.shape:
+            return x + self.other.counts
+        mine = self.other.keys == torch.minimum(self.other.keys, self.seen)
+        return x + torch.where(mine[:, None] & (self.other.keys < m.FAR)[:, None], self.other.vectors, 0)
+
+
+def test_two_processes_draw_what_one_draws():
+    whole = sample(20, [20])
+    one, two = sample(20, [10]), sample(20, [10], list(range(10, 20)) + list(range(10)))
+    both = TwoProcesses(two)
+    both.seen = one.keys.clone()
+    one.gather(both)
+    assert torch.equal(one.keys, whole.keys) and torch.equal(one.counts, whole.counts)
+    assert torch.equal(one.vectors, whole.vectors)
+
+
+def test_gaussians_have_the_covariance_of_the_vectors():
+    torch.manual_seed(0)
+    x = torch.randn(500, 6) @ torch.randn(6, 6) + 3
+    made = m.gaussians(x, 2, 1234.0, rank=6)
+    cov = np.cov(x.double().numpy().T, bias=True)
+    assert made.owner.tolist() == [2] and made.points.tolist() == [1234.0]
+    np.testing.assert_allclose(made.mean[0], x.mean(0), atol=1e-5)
+    np.testing.assert_allclose(made.factor[0] @ made.factor[0].T + torch.diag(made.variance[0]), cov, atol=1e-4)
+    low = m.gaussians(x, 2, 1.0, rank=2)
+    total = (low.factor[0] @ low.factor[0].T).diagonal() + low.variance[0]
+    np.testing.assert_allclose(total, cov.diagonal(), atol=1e-4)
+    best = np.linalg.svd(cov)[1][2:]  # what two directions leave over at best
+    np.testing.assert_allclose(
+        np.linalg.norm(cov - (low.factor[0] @ low.factor[0].T).numpy()), np.linalg.norm(best), 1e-4
+    )
+
+
+def test_clusters_of_background_share_the_count():
+    x = torch.cat([torch.zeros(30, 3) + torch.rand(30, 3) / 10, torch.ones(10, 3)])
+    made = m.gaussians(x, 0, 400.0, rank=0, clusters=2)
+    assert sorted(made.points.tolist()) == pytest.approx([100, 300])
+    assert made.factor.shape == (2, 3, 0)
+
+
+def test_points_are_drawn_from_the_memory_and_repeat_with_the_seed():
+    torch.manual_seed(0)
+    x = (torch.randn(2000, 5) @ torch.randn(5, 5) / 3 + 4).clamp_min(0)
+    replay = m.Replay(m.joined([m.gaussians(x, 1, 50.0, 5), m.gaussians(x + 2, 2, 10.0, 5)]), 4000)
+    replay.draw(7)
+    first = replay.points.clone()
+    replay.draw(8)
+    assert not torch.equal(first, replay.points)
+    replay.draw(7)
+    assert torch.equal(first, replay.points) and (first >= 0).all()
+    own = first[replay.owner == 1]
+    np.testing.assert_allclose(own.mean(0), x.mean(0), atol=0.1)
+    np.testing.assert_allclose(np.cov(own.T.numpy()), np.cov(x.T.numpy()), atol=0.15)
+    assert replay.represents[replay.owner == 1].sum() == pytest.approx(50)
+    assert replay.represents[replay.owner == 2].sum() == pytest.approx(10)
+
+
+def test_vectors_are_replayed_as_they_are():
+    kept = m.Vectors(torch.tensor([0, 1, 1]), torch.tensor([5.0, 2.0, 2.0]), torch.rand(3, 4))
+    replay = m.Replay(kept, 100)
+    replay.draw(3)
+    assert torch.equal(replay.points, kept.mean) and replay.represents.tolist() == [5, 2, 2]
+
+
+@pytest.mark.parametrize("form", ["gaussian", "prototype", "features"])
+def test_a_memory_of_two_steps(form):
+    """Counts add up, old classes stay as they are, and everything comes back from the state."""
+    memory = m.LatentMemory(form, rank=2, clusters=4)
+    first, second = sample(20, [20]), sample(12, [12])
+    memory.learn(first, range(1, 2), 0)
+    kept = memory.classes
+    memory.learn(second, range(2, 3), 1)
+    assert torch.equal(memory.classes.mean[: len(kept.mean)], kept.mean)
+    assert set(memory.classes.owner.tolist()) == {1, 2} and set(memory.background.owner.tolist()) == {0}
+    assert memory.background.points.sum().item() == pytest.approx(first.counts[0].item() + second.counts[0].item())
+    own = memory.classes.points[memory.classes.owner == 2].sum().item()
+    assert own == pytest.approx(second.counts[2].item(), rel=1e-6)
+    assert memory.nbytes == sum(t.nbytes for t in memory.state_dict().values())
+    back = m.LatentMemory(form, rank=2, clusters=4)
+    back.load_state_dict(memory.state_dict() | {"other.x": torch.zeros(1)})
+    for name, part in memory.parts().items():
+        assert all(torch.equal(a, b) for a, b in zip(part, back.parts()[name], strict=True))
+    memory.drift(torch.eye(3, 4))
+    assert torch.equal(memory.classes.mean, back.classes.mean + torch.eye(3, 4)[back.classes.owner])
+
+
+def test_vectors_are_drawn_in_proportion():
+    of = m.Vectors(torch.zeros(3, dtype=torch.long), torch.tensor([1.0, 2.0, 1.0]), torch.arange(3.0)[:, None])
+    assert m.drawn(of, 8, 0)[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 2, 2]
+
+
+def test_one_vs_rest_equals_a_loop():
+    rng = np.random.default_rng(0)
+    s, y = rng.normal(size=(2, 3, 4, 5)) * 3, rng.choice([0, 1, 2, 3, 4, 255], size=(2, 4, 5))
+    total = count = 0.0
+    for b, i, j in np.ndindex(y.shape):
+        if y[b, i, j] == 255:
+            continue
+        count += 1
+        for row in range(3):
+            p = 1 / (1 + np.exp(-s[b, row, i, j]))
+            total += -3 * np.log(p) if y[b, i, j] == row + 2 else -np.log(1 - p)
+    sums = one_vs_rest_sums(torch.tensor(s), torch.tensor(y, dtype=torch.uint8), 2, 3.0)
+    np.testing.assert_allclose(sums, [total, count], rtol=1e-10)
+
+
+def test_rejection_and_the_softmax_against_old_rows():
+    rng = np.random.default_rng(1)
+    new, old, w = rng.normal(size=(6, 2)), rng.normal(size=(6, 3)), rng.random(6)
+    owner = np.array([0, 1, 2, 3, 1, 0])
+    expected = sum(w[i] * np.log1p(np.exp(new[i])).sum() for i in range(6))
+    np.testing.assert_allclose(rejection(torch.tensor(new), torch.tensor(w)), expected, rtol=1e-10)
+    whole = np.concatenate([np.zeros((6, 1)), old, new], 1)
+    ce = sum(w[i] * (np.log(np.exp(whole[i]).sum()) - whole[i, owner[i]]) for i in range(6))
+    z, o = torch.tensor(new, requires_grad=True), torch.tensor(old, requires_grad=True)
+    value = against_old_rows(z, o, torch.tensor(owner), torch.tensor(w))
+    np.testing.assert_allclose(value.detach(), ce, rtol=1e-10)
+    value.backward()
+    assert o.grad is None and z.grad is not None
