@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any, get_args, get_type_hints
 
 from sdrseg.config import Config, load_config, saved_config
@@ -19,7 +20,7 @@ from sdrseg.errors import SdrsegError
 from sdrseg.files import write_json
 from sdrseg.methods import method_layers, own_sections
 from sdrseg.metrics import StepScore, mean_of, pixel_accuracy
-from sdrseg.scenario import parse_spec
+from sdrseg.scenario import Spec, class_lists, parse_spec
 
 Cell = dict[str, Any]
 
@@ -122,6 +123,26 @@ def read_cells(places: Sequence[Path]) -> list[Cell]:
     return cells
 
 
+def scores_of(cell: Cell, transform: str | None = None, like: Spec | None = None) -> Mapping[str, Any] | None:
+    """old, new, all and the rest of a cell as scored with a transform (its own by default); None if it was not.
+
+    `like`: another scenario of the data, into whose old and new classes an offline run's are divided.
+    """
+    also = cell["also"] or {}
+    chosen = cell if transform in (None, cell["eval"]) else also if also.get("eval") == transform else None
+    whole = like is None or like.task == "offline" or str(like.task).startswith("random-")
+    if chosen is None or whole or cell["scenario"] != "offline":
+        return chosen
+    assert like is not None
+    ious = [row["iou"] for row in chosen["per_class"]]
+    first = len(class_lists(like, tuple(row["name"] for row in chosen["per_class"]))[0])
+    parts = {"old": ious[:first], "new": ious[first:]}
+    return {**chosen} | {
+        name: fmean(known) if (known := [value for value in part if value is not None]) else None
+        for name, part in parts.items()
+    }
+
+
 def _means(score: StepScore) -> dict[str, float | None]:
     miou, accuracy = score.miou(), pixel_accuracy(score.confusion)
     return {name: _percent(miou[name]) for name in ("old", "new", "all")} | {
@@ -136,7 +157,7 @@ def _second(folder: RunFolder, last: int, config: Config) -> dict[str, Any] | No
         name = f"steps/{last}/{second_score(transform)}"
         if transform != config.eval.transform and (folder.path / name).exists():
             score = StepScore.from_dict(folder.read_json(name))
-            return {"eval": transform, **_means(score)}
+            return {"eval": transform, **_means(score), "per_class": _per_class([score])}
     return None
 
 

@@ -8,9 +8,15 @@ from typing import Any
 
 from sdrseg.distributed import Everyone
 from sdrseg.errors import UsageError
+from sdrseg.files import atomic_writer
+from sdrseg.study.cell import read_cells
+from sdrseg.study.compare import compare
 from sdrseg.study.estimate import plan
 from sdrseg.study.grid import Study, read_study
+from sdrseg.study.paper import experiments_of, paper_table, study_of
 from sdrseg.study.queue import Keep, finished_cells, run_queue
+from sdrseg.study.render import to_csv, to_latex, to_markdown, to_terminal
+from sdrseg.study.tables import Table, fill
 from sdrseg.terminal import clock, console, print_json, print_table
 
 
@@ -67,3 +73,63 @@ def show_plan(study: Study, chosen: Sequence[str], rows: Sequence[dict[str, Any]
 def run_file(file: Path, out: Path | None, **options: Any) -> bool:
     """`run_study` of a file."""
     return run_study(read_study(file), out, **options)
+
+
+def show_table(table: Table, format: str, out: Path | None) -> None:
+    """Print a table in a form, or write it into a new file."""
+    forms = {"markdown": to_markdown, "csv": to_csv, "latex": to_latex}
+    if format not in ("terminal", *forms):
+        raise UsageError(f"--format {format} is not possible: terminal, {', '.join(forms)}.")
+    if format == "terminal":
+        if out is not None:
+            raise UsageError("--out needs --format markdown, csv or latex.")
+        console().print(to_terminal(table))
+        return
+    text = forms[format](table)
+    if out is None:
+        print(text, end="")
+        return
+    if out.exists():
+        raise UsageError(f"{out} is there already. Name a new file.")
+    with atomic_writer(out) as file:
+        file.write(text.encode())
+
+
+def compare_results(
+    places: Sequence[Path], transform: str | None, reference: str | None, format: str, out: Path | None
+) -> None:
+    """`sdrseg compare`."""
+    show_table(compare(read_cells(places), _known(transform), reference), format, out)
+
+
+def paper_results(
+    name: str,
+    out: Path | None,
+    *,
+    seeds: Sequence[int],
+    preset: str,
+    settings: dict[str, Any],
+    results: Sequence[Path],
+    transform: str | None,
+    format: str,
+    to: Path | None,
+    run: bool,
+    dry_run: bool,
+    **options: Any,
+) -> bool:
+    """`sdrseg tables`: show a table of the paper with our numbers, after running what is missing if asked to."""
+    table = paper_table(name)
+    grid = experiments_of(table, seeds, preset, settings)
+    study, out = study_of(table, grid), out or Path(name)
+    well = True
+    if run or dry_run:
+        well = run_study(study, out, results=results, dry_run=dry_run, **options)
+    if not dry_run and Everyone().rank == 0:
+        show_table(fill(table, grid, finished_cells(out, results), _known(transform)), format, to)
+    return well
+
+
+def _known(transform: str | None) -> str | None:
+    if transform not in (None, "crop512", "full_image"):
+        raise UsageError(f"--eval {transform} is not possible: crop512 or full_image.")
+    return transform

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -121,7 +122,7 @@ def make_study(values: Mapping[str, Any], origin: str, here: Path, name: str) ->
     points = [dict(point) for side in sides for point in _points(side)]
     keys = sorted({key for point in points for key in point})
     varied = [key for key in keys if "." in key and len({json.dumps(p.get(key)) for p in points}) > 1]
-    experiments = [_experiment(point, varied, origin, here) for point in points]
+    experiments = [make_experiment(point, varied, origin, here) for point in points]
     unique = {e.hash: e for e in experiments}  # a file may name the same thing twice
     found = {key: _place(places.get(key), key, origin, here) for key in PLACES}
     return Study(name, tuple(unique.values()), **found)
@@ -172,7 +173,8 @@ def _points(sides: Mapping[str, Sequence[Any]]) -> Iterator[list[tuple[str, Any]
         yield list(zip(first, values, strict=True))
 
 
-def _experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str, here: Path) -> Experiment:
+def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str, here: Path) -> Experiment:
+    """The experiment at one point of a grid: values by "spec", "method", "preset", "seed" and "section.key"."""
     for key in ("spec", "method", "preset"):
         if not isinstance(point.get(key, ""), str):
             raise UsageError(f"{origin}: {key} = {point[key]!r} is not a text.")
@@ -206,17 +208,22 @@ def _place(value: Any, key: str, origin: str, here: Path) -> Path | None:
     return None if value is None else here / Path(value).expanduser()
 
 
-def _numbers(text: str, last: int) -> list[int]:
-    numbers: list[int] = []
+def parse_numbers(text: str, option: str) -> list[int]:
+    """ "1-3,8" as [1, 2, 3, 8]."""
+    numbers: set[int] = set()
     for part in text.split(","):
-        first, dash, end = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not end.isdecimal()):
-            raise UsageError(f"--cells {text}: write numbers such as 1-5,8.")
-        some = range(int(first), min(int(end or first), 10 * last) + 1)
-        if not some or some[0] < 1 or some[-1] > last:
-            raise UsageError(f"--cells {text}: {part.strip()} is not within 1 to {last}. --dry-run lists them.")
-        numbers += some
-    return sorted(set(numbers))
+        span = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part, re.ASCII)
+        if span is None or not (some := range(int(span[1]), int(span[2] or span[1]) + 1)) or len(some) > MOST:
+            raise UsageError(f"{option} {text}: write numbers such as 1-5,8.")
+        numbers.update(some)
+    return sorted(numbers)
+
+
+def _numbers(text: str, last: int) -> list[int]:
+    numbers = parse_numbers(text, "--cells")
+    if numbers[0] < 1 or numbers[-1] > last:
+        raise UsageError(f"--cells {text}: experiments are numbered 1 to {last}. --dry-run lists them.")
+    return numbers
 
 
 def _matches(experiment: Experiment, pattern: str) -> bool:

@@ -12,7 +12,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSO
 
 def add_verbs(app: typer.Typer) -> None:
     """Give the command line the verbs of this file."""
-    for verb in (run, result):
+    for verb in (run, result, compare, tables):
         app.command()(verb)
 
 
@@ -77,3 +77,70 @@ def result(
     else:
         for run in runs:
             print(write_cell(run, out))
+
+
+Format = Annotated[str, typer.Option(help="terminal, markdown, csv or latex (booktabs).")]
+Transform = Annotated[str | None, typer.Option("--eval", help="Scores with crop512 or full_image; as trained, else.")]
+ToFile = Annotated[Path | None, typer.Option("--to", metavar="FILE", help="A new file for the table.")]
+
+
+def compare(
+    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, results, or folders of results.")],
+    reference: Annotated[str | None, typer.Option(metavar="ROW", help="Differences to this row; the first.")] = None,
+    transform: Transform = None,
+    format: Format = "terminal",
+    to: ToFile = None,
+) -> None:
+    """Compare runs: mean and spread over seeds, and which differences these seeds show."""
+    from sdrseg.study.commands import compare_results
+
+    compare_results(places, transform, reference, format, to)
+
+
+def tables(
+    name: Annotated[str, typer.Argument(help="voc, ade20k, ablation, sparsity, standard, random-split, …")],
+    execute: Annotated[bool, typer.Option("--run", help="First run what is missing.")] = False,
+    out: Out = None,
+    path: DataPath = None,
+    bases: Bases = None,
+    seeds: Annotated[str, typer.Option(metavar="NUMBERS", help="Seeds, such as 1,2,3.")] = "0",
+    preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
+    set: Annotated[list[str] | None, typer.Option(metavar="SECTION.KEY=VALUE", help="One setting.")] = None,
+    cells: Cells = None,
+    only: Only = None,
+    budget: Budget = None,
+    results: Results = None,
+    keep_models: KeepModels = "all",
+    transform: Transform = None,
+    format: Format = "terminal",
+    to: ToFile = None,
+    dry_run: DryRun = False,
+    json: AsJson = False,
+) -> None:
+    """Show a table of the paper with our numbers beside it, and run what it needs."""
+    from sdrseg.config import parse_settings
+    from sdrseg.study.commands import paper_results
+    from sdrseg.study.grid import parse_numbers
+
+    all_well = paper_results(
+        name,
+        out,
+        data=path,
+        bases=bases,
+        seeds=parse_numbers(seeds, "--seeds"),
+        preset=preset,
+        settings=parse_settings(set or []),
+        cells=cells,
+        only=only or [],
+        results=results or [],
+        minutes=budget,
+        keep=keep_models,
+        transform=transform,
+        format=format,
+        to=to,
+        run=execute,
+        dry_run=dry_run,
+        json=json,
+    )
+    if not all_well:
+        raise typer.Exit(1)

@@ -1,0 +1,104 @@
+"""Any runs side by side: means over seeds, and the differences between methods with what the seeds can show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sdrseg.errors import UsageError
+from sdrseg.scenario import parse_spec
+from sdrseg.study.cell import Cell, scores_of
+from sdrseg.study.statistics import Difference, difference, spread
+from sdrseg.study.tables import Block, Line, Table, Value, ranked
+
+VALUES = ("old", "new", "all", "forgetting")
+Group = dict[str, list[Cell]]  # cells of one setup by its label; they differ in the seed
+
+
+def compare(cells: Sequence[Cell], transform: str | None = None, reference: str | None = None) -> Table:
+    """A block for each scenario, a line for each setup, and below them the differences to the reference."""
+    if not cells:
+        raise UsageError("No result to compare. Name runs, results or folders of results.")
+    blocks, notes = [], []
+    for spec in dict.fromkeys(spec_of(cell) for cell in cells):
+        groups = grouped([cell for cell in cells if spec_of(cell) == spec])
+        _require_comparable(groups)
+        lines = []
+        for label, some in groups.items():
+            found = [_values(cell, transform) for cell in some]
+            values = (Value(spread([f[name] for f in found if f[name] is not None])) for name in VALUES)
+            lines.append(Line(label, tuple(values), some[0]["scenario"] != "offline"))
+        rows = ranked(lines)  # little forgetting is good, so it has no rank
+        rows = tuple(Line(r.name, (*r.values[:3], Value(r.values[3].ours)), r.ranked) for r in rows)
+        blocks.append(Block(spec, VALUES, rows))
+        notes += [f"{spec}: {d.sentence()}" for d in differences(groups, "all", transform, reference)]
+    if len(notes) > 1:
+        notes.append(f"{len(notes)} comparisons, each by itself: with many, some intervals leave out 0 by chance.")
+    transforms = sorted({transform or cell["eval"] for cell in cells})
+    notes.append(f"mIoU in per cent, scored with {' and '.join(transforms)}; ± is the standard deviation over seeds.")
+    return Table("compare", "", tuple(blocks), tuple(notes))
+
+
+def spec_of(cell: Cell) -> str:
+    return str(parse_spec(f"{cell['dataset']}:{cell['scenario']}@{cell['protocol']}"))
+
+
+def grouped(cells: Sequence[Cell]) -> Group:
+    """Cells of one scenario by setup; labels say the method, and settings only where they tell setups apart."""
+    setups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        setups.setdefault(cell["setup"], []).append(cell)
+    firsts = [some[0] for some in setups.values()]
+    common = {
+        key: value
+        for key, value in firsts[0]["settings"].items()
+        if all(cell["settings"].get(key) == value for cell in firsts)
+    }
+    shared = Counter((cell["method"], cell["preset"]) for cell in firsts)
+    methods = Counter(cell["method"] for cell in firsts)
+    groups: Group = {}
+    for setup, some in setups.items():
+        first = some[0]
+        words = [first["method"]]
+        if methods[first["method"]] > 1:
+            words.append(first["preset"])
+        if shared[first["method"], first["preset"]] > 1:
+            own = {k: v for k, v in first["settings"].items() if k not in common and k != "train.seed"}
+            words += [f"{key}={value}" for key, value in own.items()]
+        label = " ".join(words)
+        groups[label if label not in groups else f"{label} {setup[:6]}"] = sorted(some, key=lambda cell: cell["seed"])
+    return groups
+
+
+def differences(
+    groups: Group, value: str, transform: str | None = None, reference: str | None = None
+) -> list[Difference]:
+    """Of every setup to the reference: the one named, else the first."""
+    if reference is not None and reference not in groups:
+        raise UsageError(f"--reference {reference}: not among {', '.join(groups)}.")
+    base = reference or next(iter(groups))
+    by_seed = {
+        label: {c["seed"]: v for c in some if (v := _values(c, transform)[value]) is not None}
+        for label, some in groups.items()
+    }
+    found = [difference(label, base, value, by_seed[label], by_seed[base]) for label in groups if label != base]
+    return [one for one in found if one is not None]
+
+
+def _values(cell: Cell, transform: str | None) -> Mapping[str, Any]:
+    scores = scores_of(cell, transform)
+    if scores is None:
+        return dict.fromkeys(VALUES)
+    return {"forgetting": None, **scores}
+
+
+def _require_comparable(groups: Group) -> None:
+    """Two results of one seed in one setup would count one seed twice; other images would compare other things."""
+    for label, some in groups.items():
+        seeds = Counter(cell["seed"] for cell in some)
+        if twice := [seed for seed, count in seeds.items() if count > 1]:
+            raise UsageError(f"{label}: two results with seed {twice[0]}. Leave one of them out.")
+    scored = {cell["scored_on"] for some in groups.values() for cell in some}
+    if len(scored) > 1:
+        raise UsageError(f"These runs were scored on {' and '.join(sorted(scored))}; compare one kind at a time.")

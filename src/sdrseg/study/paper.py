@@ -1,0 +1,93 @@
+"""The paper's tables: their numbers, and the experiments that stand for them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from sdrseg.errors import UsageError
+from sdrseg.methods import METHODS
+from sdrseg.scenario.spec import nearest
+from sdrseg.study.grid import Experiment, Study, make_experiment
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table. Without `method` it has numbers of the paper only; `spec`: one run for all columns."""
+
+    name: str
+    method: str | None = None
+    spec: str | None = None
+    only: str = ""
+    note: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    misprints: Mapping[str, float] = field(default_factory=dict)
+    paper: Sequence[Sequence[float]] = ()
+
+    def is_run(self, column: str) -> bool:
+        return self.method in METHODS and column.endswith(self.only)
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table: columns are scenarios, `values` what is printed of each."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    values: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def printed(self, row: Row, column: str) -> dict[str, float]:
+        """The paper's numbers, by value."""
+        place = self.columns.index(column)
+        numbers = row.paper[place] if place < len(row.paper) else ()
+        return dict(zip(self.values, numbers, strict=False))
+
+
+@cache
+def paper_tables() -> dict[str, PaperTable]:
+    read = tomllib.loads(resources.files("sdrseg").joinpath("resources/paper.toml").read_text(encoding="utf-8"))
+    return {
+        name: PaperTable(
+            name,
+            table["title"],
+            tuple(table["columns"]),
+            tuple(table["values"]),
+            tuple(Row(**row) for row in table["row"]),
+        )
+        for name, table in read.items()
+    }
+
+
+def paper_table(name: str) -> PaperTable:
+    if name not in paper_tables():
+        raise UsageError(f"unknown table {name!r}{nearest(name, list(paper_tables()))}")
+    return paper_tables()[name]
+
+
+Grid = dict[tuple[str, str], list[Experiment]]  # by row and column, one experiment a seed
+
+
+def experiments_of(table: PaperTable, seeds: Sequence[int], preset: str, settings: Mapping[str, Any]) -> Grid:
+    """The experiments of a table, with settings of the user's own on top of the data set's and the methods'."""
+    grid: Grid = {}
+    for row in table.rows:
+        for column in table.columns:
+            if row.is_run(column):
+                point = {"spec": row.spec or column, "method": row.method, "preset": preset, **row.settings, **settings}
+                grid[row.name, column] = [
+                    make_experiment({**point, "seed": seed}, (), f"table {table.name}", Path()) for seed in seeds
+                ]
+    return grid
+
+
+def study_of(table: PaperTable, grid: Grid) -> Study:
+    """The same as a study: what several cells of the table share is run once."""
+    unique = {experiment.hash: experiment for some in grid.values() for experiment in some}
+    return Study(table.name, tuple(unique.values()))

@@ -1,0 +1,155 @@
+"""Tables for the terminal, as Markdown, CSV and LaTeX (booktabs)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from sdrseg.study.tables import Block, Table, Value
+
+STYLES = {0: "", 1: "bold", 2: "underline"}
+
+
+def to_markdown(table: Table) -> str:
+    parts = [f"**{table.title}**" if table.title else ""]
+    for block in table.blocks:
+        heads, rows = _rows(block, _marked_in_markdown)
+        rule = ["---", *("---:" for _ in heads[1:])]
+        lines = [f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows)]
+        parts.append(f"{block.title}\n\n" + "\n".join(lines))
+    return "\n\n".join(filter(None, [*parts, *_ends(table)])) + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """One line a number, for other programs."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["table", "scenario", "row", "value", "mean", "std", "seeds", "paper", "misprint", "difference"])
+    for block in table.blocks:
+        for line in block.lines:
+            for name, value in zip(block.values, line.values, strict=True):
+                ours = value.ours
+                numbers = [ours.mean, ours.std] if ours else [None, None]
+                texts = ["" if n is None else f"{n:.4f}" for n in numbers]
+                gap = "" if value.difference is None else f"{value.difference:.4f}"
+                facts = ["" if value.paper is None else value.paper, "yes" if value.misprint else "", gap]
+                writer.writerow([table.name, block.title, line.name, name, *texts, ours.count if ours else 0, *facts])
+    return out.getvalue()
+
+
+def to_latex(table: Table) -> str:
+    """A table with booktabs: scenarios side by side; below our number of each method, in italics, the paper's."""
+    blocks = table.blocks
+    names = list(dict.fromkeys(line.name for block in blocks for line in block.lines))
+    width = [len(block.values) for block in blocks]
+    lines = [r"% needs \usepackage{booktabs}", r"\begin{tabular}{l" + "".join(" " + "r" * w for w in width) + "}"]
+    lines.append(r"\toprule")
+    heads = " & ".join(rf"\multicolumn{{{w}}}{{c}}{{{_tex(b.title)}}}" for w, b in zip(width, blocks, strict=True))
+    lines.append(f" & {heads} \\\\")
+    first = 2
+    rules = []
+    for w in width:
+        rules.append(rf"\cmidrule(lr){{{first}-{first + w - 1}}}")
+        first += w
+    lines.append(" ".join(rules))
+    lines.append("Method & " + " & ".join(_tex(value) for block in blocks for value in block.values) + r" \\")
+    lines.append(r"\midrule")
+    for name in names:
+        ours, paper = [], []
+        for block in blocks:
+            values = next((line.values for line in block.lines if line.name == name), (Value(),) * len(block.values))
+            ours += [_marked_in_latex(value) for value in values]
+            paper += [_printed_in_latex(value) for value in values]
+        lines.append(f"{_tex(name)} & {' & '.join(ours)} \\\\")
+        if any(paper):
+            lines.append(rf"\quad\textit{{paper}} & {' & '.join(paper)} \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [f"% {_tex(note)}" for note in _ends(table)]
+    return "\n".join(lines) + "\n"
+
+
+def to_terminal(table: Table) -> RenderableType:
+    parts: list[RenderableType] = [Text(table.title, style="bold")] if table.title else []
+    for block in table.blocks:
+        heads, _ = _rows(block, lambda value: "")
+        shown = RichTable(title=Text(block.title), title_justify="left", header_style="bold")
+        for number, head in enumerate(heads):
+            shown.add_column(head, justify="right" if number else "left")
+        for line in block.lines:
+            cells = [Text(line.name)]
+            for value in line.values:
+                text = value.ours.text() if value.ours else "–"
+                cells.append(Text(text, style=STYLES[value.rank]))
+                if _has_paper(block):
+                    cells += [Text(part) for part in _beside(value)]
+            shown.add_row(*cells)
+        parts.append(shown)
+    return Group(*parts, *(Text(end) for end in _ends(table)))
+
+
+def _rows(block: Block, marked: Callable[[Value], str]) -> tuple[list[str], list[list[str]]]:
+    heads, paper = [""], _has_paper(block)
+    for name in block.values:
+        heads += [name, "paper", "difference"] if paper else [name]
+    rows = []
+    for line in block.lines:
+        row = [_plain(line.name).replace("|", "\\|")]
+        for value in line.values:
+            row += [marked(value), *_beside(value)] if paper else [marked(value)]
+        rows.append(row)
+    return heads, rows
+
+
+def _has_paper(block: Block) -> bool:
+    return any(value.paper is not None for line in block.lines for value in line.values)
+
+
+def _beside(value: Value) -> list[str]:
+    paper = "–" if value.paper is None else f"{value.paper:.1f}" + ("!" if value.misprint else "")
+    return [paper, "–" if value.difference is None else f"{value.difference:+.1f}"]
+
+
+def _marked_in_markdown(value: Value) -> str:
+    if value.ours is None:
+        return "–"
+    text = value.ours.text()
+    return {0: text, 1: f"**{text}**", 2: f"<u>{text}</u>"}[value.rank]
+
+
+def _marked_in_latex(value: Value) -> str:
+    if value.ours is None:
+        return "--"
+    mean, spread = (
+        f"{value.ours.mean:.1f}",
+        "" if value.ours.std is None else rf"\,{{\scriptsize$\pm${value.ours.std:.1f}}}",
+    )
+    return {0: mean, 1: rf"\textbf{{{mean}}}", 2: rf"\underline{{{mean}}}"}[value.rank] + spread
+
+
+def _printed_in_latex(value: Value) -> str:
+    return "" if value.paper is None else rf"\textit{{{value.paper:.1f}}}" + ("!" if value.misprint else "")
+
+
+def _tex(text: str) -> str:
+    known = {"%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "†": r"\dag{}"}
+    known |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "--"}
+    return "".join(known.get(c, c) for c in _plain(text))
+
+
+def _plain(text: str) -> str:
+    """A name in one line: whatever is not printable becomes a question mark."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _ends(table: Table) -> list[str]:
+    """What stands below a table."""
+    ends = list(table.notes)
+    if table.missing:
+        some = "; ".join(table.missing[:5]) + ("; …" if len(table.missing) > 5 else "")
+        ends.append(f"Missing: {len(table.missing)} runs ({some}).")
+    return ends

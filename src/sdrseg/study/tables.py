@@ -1,0 +1,142 @@
+"""Tables of results: what stands in them. render.py prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sdrseg.scenario import parse_spec
+from sdrseg.study.cell import Cell, scores_of
+from sdrseg.study.paper import Grid, PaperTable
+from sdrseg.study.statistics import Spread, spread
+
+NOT_RANKED = ("offline",)
+
+
+@dataclass(frozen=True)
+class Value:
+    """One number of a table: ours over seeds, the paper's, and whether that is a misprint."""
+
+    ours: Spread | None = None
+    paper: float | None = None
+    misprint: bool = False
+    rank: int = 0
+    """1: best of ours, 2: runner-up."""
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.ours is None or self.paper is None or self.misprint else self.ours.mean - self.paper
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    values: tuple[Value, ...]
+    ranked: bool = True
+
+
+@dataclass(frozen=True)
+class Block:
+    """One scenario: lines of methods, columns of values."""
+
+    title: str
+    values: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    title: str
+    blocks: tuple[Block, ...]
+    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def fill(table: PaperTable, grid: Grid, cells: Sequence[Cell], transform: str | None = None) -> Table:
+    """A table of the paper with our numbers in it."""
+    by_hash = {cell["config"]: cell for cell in cells}
+    found = {
+        place: [by_hash[experiment.hash] for experiment in some if experiment.hash in by_hash]
+        for place, some in grid.items()
+    }
+    missing = {e.label: None for some in grid.values() for e in some if e.hash not in by_hash}
+    return paper_form(table, found, transform, tuple(missing))
+
+
+def paper_form(
+    table: PaperTable,
+    found: Mapping[tuple[str, str], Sequence[Cell]],
+    transform: str | None = None,
+    missing: Sequence[str] = (),
+) -> Table:
+    """A table of the paper from cells by row and column."""
+    if table.values == ("per_class",):
+        blocks = [_per_class(table, found, column, transform) for column in table.columns]
+    else:
+        blocks = [_block(table, found, column, transform) for column in table.columns]
+    notes = [f"{row.name}: {row.note}." for row in table.rows if row.note]
+    for row in table.rows:
+        notes += [
+            f"misprint in the paper: {row.name}, {place}; {right} fits." for place, right in row.misprints.items()
+        ]
+    return Table(table.name, table.title, tuple(blocks), tuple(notes), tuple(missing))
+
+
+def _block(
+    table: PaperTable, found: Mapping[tuple[str, str], Sequence[Cell]], column: str, transform: str | None
+) -> Block:
+    lines = []
+    for row in table.rows:
+        printed = table.printed(row, column)
+        scores = [scores_of(cell, transform, parse_spec(column)) for cell in found.get((row.name, column), ())]
+        values = [
+            Value(
+                spread([s[name] for s in scores if s is not None and s[name] is not None]),
+                printed.get(name),
+                f"{column} {name}" in row.misprints,
+            )
+            for name in table.values
+        ]
+        if printed or row.is_run(column):
+            lines.append(Line(row.name, tuple(values), row.method not in NOT_RANKED))
+    return Block(column, table.values, ranked(lines))
+
+
+def _per_class(
+    table: PaperTable, found: Mapping[tuple[str, str], Sequence[Cell]], column: str, transform: str | None
+) -> Block:
+    """Lines are classes, columns IoU and pixel accuracy of each method."""
+    rows = [row for row in table.rows if row.is_run(column)]
+    per_row = [[scores_of(cell, transform) for cell in found.get((row.name, column), ())] for row in rows]
+    classes: list[dict[str, Any]] = next((s["per_class"] for scores in per_row for s in scores if s is not None), [])
+    lines = []
+    for number, one in enumerate(classes):
+        values = [
+            Value(
+                spread([s["per_class"][number][kind] for s in scores if s and s["per_class"][number][kind] is not None])
+            )
+            for scores in per_row
+            for kind in ("iou", "accuracy")
+        ]
+        lines.append(Line(one["name"], tuple(values), ranked=False))
+    heads = tuple(f"{row.name} {kind}" for row in rows for kind in ("IoU", "accuracy"))
+    return Block(column, heads, tuple(lines))
+
+
+def ranked(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """The lines with the best of each column ranked 1 and the next 2; equal values share a rank."""
+    result = [list(line.values) for line in lines]
+    for column in range(max((len(line.values) for line in lines), default=0)):
+        means = {
+            number: round(value.mean, 1)
+            for number, line in enumerate(lines)
+            if line.ranked and (value := line.values[column].ours) is not None
+        }
+        for rank, best in enumerate(sorted(set(means.values()), reverse=True)[:2], 1):
+            for number, mean in means.items():
+                if mean == best and len(means) > 1:
+                    old = result[number][column]
+                    result[number][column] = Value(old.ours, old.paper, old.misprint, rank)
+    return tuple(Line(line.name, tuple(values), line.ranked) for line, values in zip(lines, result, strict=True))

@@ -1,0 +1,188 @@
+"""The paper's numbers, tables of results, and what differences between methods may be claimed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdrseg.errors import UsageError
+from sdrseg.study.cell import KEYS, Cell, read_cell, scores_of
+from sdrseg.study.compare import compare, differences, grouped
+from sdrseg.study.paper import experiments_of, paper_table, paper_tables, study_of
+from sdrseg.study.render import to_csv, to_latex, to_markdown
+from sdrseg.study.statistics import T95, difference
+from sdrseg.study.tables import fill
+
+
+def cell(method: str = "sdr", seed: int = 0, all: float = 50.0, **more) -> Cell:
+    """A made-up result."""
+    classes = [
+        {"name": f"c{n}", "step": 0, "iou": float(n), "accuracy": float(n), "iou_when_new": 1.0} for n in range(21)
+    ]
+    facts = dict.fromkeys(KEYS) | {
+        "dataset": "voc", "scenario": "15-1", "protocol": "disjoint", "method": method, "preset": "default",
+        "seed": seed, "eval": "full_image", "all": all, "old": all + 5, "new": all - 20, "forgetting": 3.0,
+        "per_class": classes, "settings": {}, "setup": f"setup-{method}", "config": f"{method}-{seed}",
+        "scored_on": "the test images",
+    }  # fmt: skip
+    return facts | more
+
+
+# --- the paper's numbers ---------------------------------------------------------------------------------------------
+
+
+def test_old_and_new_give_all_but_where_the_paper_misprints():
+    """all = (old · classes + new · classes) / 21; ADE has 150 classes without background."""
+    of_ade = {"100-50": 100, "100-10": 100, "50-50": 50}
+    wrong = {}
+    for name in ("voc", "ade20k", "ablation"):
+        table = paper_table(name)
+        for row in table.rows:
+            for column in table.columns:
+                if not (printed := table.printed(row, column)):
+                    continue
+                task = column.partition(":")[2].partition("@")[0]
+                first, last = (int(task.partition("-")[0]) + 1, 21) if name != "ade20k" else (of_ade[task], 150)
+                if row.name == "MiB†":
+                    first, last = first - 1, last - 1  # without background
+                fits = (printed["old"] * first + printed["new"] * (last - first)) / last
+                if abs(fits - printed["all"]) > 0.11:
+                    wrong[f"{column} all"] = (row.name, round(fits, 1))
+    assert wrong == {"voc:15-1@sequential all": ("ILT", 44.7), "ade20k:100-10@disjoint all": ("ILT", 0.1)}
+    marked = [row.misprints for table in paper_tables().values() for row in table.rows if row.misprints]
+    assert marked == [{"voc:15-1@sequential all": 44.7}, {"ade20k:100-10@disjoint all": 0.07}]
+
+
+def test_every_table_has_experiments_that_can_be_run():
+    counts = {}
+    for name, table in paper_tables().items():
+        grid = experiments_of(table, [0], "default", {})
+        counts[name] = len(study_of(table, grid).experiments)
+    assert counts["voc"] >= 73 and counts["ade20k"] == 25 and counts["sparsity"] == 20
+    assert (counts["standard"], counts["random-split"], counts["no-pretraining"]) == (8, 4, 5)
+    assert min(counts.values()) >= 2
+
+
+def test_the_plan_of_a_table_is_printed_without_data(sdrseg):
+    code, out, _ = sdrseg("tables", "voc", "--dry-run", "--json")
+    cells = json.loads(out)["cells"]
+    assert code == 0 and len(cells) >= 73
+    assert all(c["images"] > 0 and c["iterations"] > 0 and c["seconds"] > 0 for c in cells)
+    assert len({c["name"] for c in cells}) == len(cells)
+    assert sdrseg("tables", "vok")[0] == 2
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def ablation(values: dict[str, list[float]]):
+    table = paper_table("ablation")
+    grid = experiments_of(table, [1, 2, 3], "default", {})
+    hashes = {(e.method, e.config.train.seed): e.hash for some in grid.values() for e in some}
+    cells = [
+        cell(method, seed, all, config=hashes[method, seed])
+        for method, some in values.items()
+        for seed, all in enumerate(some, 1)
+    ]
+    return fill(table, grid, cells)
+
+
+def test_a_table_has_mean_spread_difference_rank_and_what_is_missing():
+    table = ablation({"ablation-7": [50, 51, 52], "ablation-6": [40.0], "ablation-1": [3.9, 4.1]})
+    lines = {line.name: line.values[2] for line in table.blocks[0].lines}
+    best = lines["7: 5 and UNKD (SDR)"]
+    assert (best.ours.mean, best.ours.std, best.ours.count, best.rank) == (51, 1, 3, 1)
+    assert best.difference == pytest.approx(51 - 48.1)
+    assert lines["6: 5 and KD"].rank == 2 and lines["6: 5 and KD"].ours.std is None
+    assert lines["1: CE"].rank == 0 and lines["3: UNCE, matching"].ours is None
+    assert len(table.missing) == 30 - 6
+    text = to_markdown(table)
+    assert "| **51.0 ± 1.0** | 48.1 | +2.9 |" in text and "<u>40.0</u>" in text and "Missing: 24 runs" in text
+    latex = to_latex(table)
+    assert r"\textbf{51.0}\,{\scriptsize$\pm$1.0}" in latex and r"\underline{40.0}" in latex and r"\toprule" in latex
+    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
+    mine = next(r for r in rows if r["row"] == "7: 5 and UNKD (SDR)" and r["value"] == "all")
+    assert (float(mine["mean"]), float(mine["paper"]), mine["seeds"]) == (51, 48.1, "3")
+    assert len(rows) == 10 * 3
+
+
+def test_an_offline_run_is_divided_into_the_classes_of_each_scenario():
+    from sdrseg.scenario import parse_spec
+
+    offline = cell("offline", scenario="offline", protocol="sequential")
+    found = scores_of(offline, None, parse_spec("voc:15-1@disjoint"))
+    assert found["old"] == statistics.fmean(range(16)) and found["new"] == statistics.fmean(range(16, 21))
+    assert scores_of(offline, "crop512") is None
+
+
+@given(st.text(max_size=20))
+def test_names_cannot_break_latex(name):
+    table = compare([cell("a", settings={"x.y": name}), cell("a", setup="other", settings={"x.y": 1}, seed=0)])
+    latex = to_latex(table)
+    body = [line for line in latex.splitlines() if line.startswith("a default")]
+    assert all(line.count(" & ") == 4 for line in body[:1])
+
+
+# --- differences -----------------------------------------------------------------------------------------------------
+
+
+def test_differences_are_paired_by_seed():
+    of_a, of_b = {1: 50.0, 2: 52.0, 3: 54.0, 9: 0.0}, {1: 49.0, 2: 50.0, 3: 51.0, 8: 99.0}
+    found = difference("A", "B", "all", of_a, of_b)
+    assert found.seeds == (1, 2, 3) and found.mean == 2 and found.error == pytest.approx(1 / 3**0.5)
+    assert found.half == pytest.approx(4.303 / 3**0.5) and not found.shown
+    assert "no difference shown" in found.sentence()
+    assert difference("A", "B", "all", {1: 1.0}, {2: 1.0}) is None
+
+
+def test_t_quantiles_are_students():
+    from scipy.stats import t
+
+    assert pytest.approx([t.ppf(0.975, n) for n in range(1, 31)], abs=6e-4) == T95
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=40))
+def test_no_sentence_claims_what_the_seeds_do_not_show(pairs):
+    of_a, of_b = ({seed: pair[k] for seed, pair in enumerate(pairs)} for k in (0, 1))
+    found = difference("A", "B", "all", of_a, of_b)
+    sentence = found.sentence()
+    each = [a - b for a, b in pairs]
+    if len(pairs) < 3:
+        assert " is above " not in sentence
+    elif " is above " in sentence:
+        assert abs(statistics.fmean(each)) > 1.9 * statistics.stdev(each) / len(each) ** 0.5
+        assert ("A is above B" in sentence) == (statistics.fmean(each) > 0)
+
+
+def test_runs_are_compared_by_setup_and_wrong_comparisons_refused():
+    cells = [cell(m, s, a + s) for m, a in (("mib", 50), ("sdr", 55)) for s in (1, 2, 3)]
+    table = compare(cells)
+    assert [line.values[2].ours.text() for line in table.blocks[0].lines] == ["52.0 ± 1.0", "57.0 ± 1.0"]
+    assert "sdr is above mib" in table.notes[0]
+    (one,) = differences(grouped(cells), "all", reference="sdr")
+    assert one.mean == -5 and "sdr is above mib" in one.sentence()
+    with pytest.raises(UsageError, match="two results with seed 1"):
+        compare([*cells, cell("mib", 1)])
+    with pytest.raises(UsageError, match="scored on"):
+        compare([*cells, cell("ft", 1, scored_on="held-out training images (20 %)")])
+    with pytest.raises(UsageError, match="not among"):
+        compare(cells, reference="ft")
+
+
+def test_the_command_compares_files(tmp_path, sdrseg):
+    for number, one in enumerate([cell("mib", 1), cell("sdr", 1, 51.25)]):
+        (tmp_path / f"{number}.json").write_text(json.dumps(one))
+        assert read_cell(tmp_path / f"{number}.json") == one
+    code, out, _ = sdrseg("compare", tmp_path)
+    assert code == 0 and "sdr − mib: +1.2 points of all with one seed" in " ".join(out.split())
+    code, out, _ = sdrseg("compare", tmp_path, "--format", "latex", "--to", tmp_path / "table.tex")
+    assert code == 0 and r"\begin{tabular}" in (tmp_path / "table.tex").read_text()
+    assert sdrseg("compare", tmp_path, "--format", "latex", "--to", tmp_path / "table.tex")[0] == 2
+    assert sdrseg("compare", tmp_path, "--format", "word")[0] == 2
+    assert sdrseg("compare", tmp_path / "0.json", "--eval", "crop256")[0] == 2
