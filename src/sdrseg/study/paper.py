@@ -10,9 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, nearest
 from sdrseg.methods import METHODS
-from sdrseg.scenario.spec import nearest
 from sdrseg.study.grid import Experiment, Study, make_experiment
 
 
