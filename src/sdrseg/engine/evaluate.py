@@ -15,15 +15,16 @@ from sdrseg.config import saved_config
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batches, eval_batches
 from sdrseg.data.index import map_with_threads
-from sdrseg.decision import Decision, decide, read_decision
+from sdrseg.decision import Decision, decide
 from sdrseg.distributed import Everyone
 from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job
+from sdrseg.engine.saved import open_step
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
 from sdrseg.metrics import StepScore, summary
-from sdrseg.network import Network, build_network
+from sdrseg.network import Network
 from sdrseg.scenario import Step, parse_spec
 from sdrseg.terminal import progress
 from sdrseg.threads import adapt
@@ -95,10 +96,7 @@ def require_held_out(job: Job) -> None:
 
 def score_saved(job: Job, step: Step, transform: str | None = None) -> StepScore:
     """The scores of a step's saved model."""
-    meta, model, _ = job.folder.load_step(step.number)
-    network = build_network(job.config.net, len(step.channels))
-    network.load_state_dict(model)
-    decision = read_decision(meta.get("decision", "softmax"), job.folder.step(step.number) / "meta.json")
+    network, decision = open_step(job.folder, step.number, job.config.net)
     return score(job, step, network.place_on(job.fabric.device), decision, transform)
 
 

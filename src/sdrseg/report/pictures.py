@@ -23,11 +23,11 @@ from sdrseg.data import open_source
 from sdrseg.data.augment import EVALUATIONS, normalise, padding, show
 from sdrseg.data.index import ClassIndex, class_index
 from sdrseg.data.source import Source
-from sdrseg.decision import Decision, decide, read_decision
-from sdrseg.errors import DataError, SdrsegError
+from sdrseg.decision import decide
+from sdrseg.engine.saved import open_step
+from sdrseg.errors import DataError
 from sdrseg.labels import VOID
 from sdrseg.losses.pixels import to_grid
-from sdrseg.network import Network, build_network
 from sdrseg.report.collect import RunRecord
 from sdrseg.scenario import parse_spec
 from sdrseg.terminal import progress
@@ -159,7 +159,7 @@ def look(run: RunRecord, images: Sequence[TestImage]) -> Iterator[Seen]:
     """Show the images to the saved model of every finished step."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for number in range(len(run.scores)):
-        network, decision = _network(run, number)
+        network, decision = open_step(run.folder, number, run.config.net)
         network.place_on(device).eval()
         for image in images:
             out = network(normalise(image.pixels[None].to(device)))
@@ -167,16 +167,6 @@ def look(run: RunRecord, images: Sequence[TestImage]) -> Iterator[Seen]:
             labels = to_grid(image.labels[None], grid, network.stride, VOID)
             predicted = decide(out.logits, decision)[0].to(torch.uint8).cpu().numpy()
             yield Seen(number, image, predicted, out.features.float().cpu(), labels)
-
-
-def _network(run: RunRecord, number: int) -> tuple[Network, Decision]:
-    meta, model, _ = run.folder.load_step(number)
-    network = build_network(run.config.net, len(meta["classes"]))
-    try:
-        network.load_state_dict(model)
-    except RuntimeError as error:
-        raise SdrsegError(f"{run.folder.step(number)}: the weights do not fit the network of config.json.") from error
-    return network, read_decision(meta.get("decision", "softmax"), run.folder.step(number) / "meta.json")
 
 
 def start_row(image: TestImage, names: Sequence[str], colours: Sequence[Colour]) -> Row:
