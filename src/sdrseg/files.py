@@ -70,6 +70,8 @@ def require_writable(place: Path, advice: str, *, folder: bool = False) -> None:
     """Stop, before any work is done, if `place`, a file or a folder for files, cannot be written. Nothing is made."""
     where = place.absolute() if folder else place.absolute().parent
     try:
+        with suppress(FileNotFoundError):
+            os.lstat(place)  # a name may be too long, for one
         while not os.path.lexists(where):
             where = where.parent
         TemporaryFile(dir=where).close()

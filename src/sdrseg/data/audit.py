@@ -191,7 +191,7 @@ def _uses(count: int) -> str:
 
 
 def better_order(scenario: Scenario, train: ClassIndex) -> str | None:
-    """Where a step has no image: a specification with the classes in an order in which all have some, if there is one."""
+    """Where a step has no image: a specification in whose order of classes all have some, if one is found."""
     protocol = scenario.spec.protocol
     if protocol == "overlapped" or all(step.train_ids for step in scenario.steps) or len(scenario.steps) < 2:
         return None
