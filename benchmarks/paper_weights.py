@@ -20,7 +20,7 @@ from sdrseg.data.augment import normalise
 from sdrseg.data.batches import train_batches
 from sdrseg.engine.job import Job, prepare_job
 from sdrseg.engine.optimiser import make_optimiser
-from sdrseg.engine.run import assemble
+from sdrseg.engine.step import assemble
 from sdrseg.methods import METHODS, method_layers
 from sdrseg.scenario import parse_spec
 from sdrseg.terminal import print_json, print_table

@@ -19,7 +19,7 @@ from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_ten
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.passes import GraphPass, Pass, make_pass
-from sdrseg.engine.watch import Watch
+from sdrseg.engine.watch import NoLog, Watch
 from sdrseg.methods import METHODS, Method, StepInfo, method_layers
 from sdrseg.network import Network, build_network
 
@@ -66,7 +66,7 @@ def test_no_term_makes_the_host_wait(name, protocol, no_synchronisation):
     method.begin_step(StepInfo(1, 5, 2, protocol), student, teacher)
     batch = random_batch(7, 5)
     weights = method.weights()
-    watch = Watch(1, 1000, None, lambda entry: None, 1000, 1e9)
+    watch = Watch(1, 1000, NoLog(), lambda entry: None, 1000, 1e9)
     optimiser = torch.optim.SGD(student.parameters(), lr=1e-3, momentum=0.9, nesterov=True)
 
     def iteration() -> None:

@@ -17,7 +17,7 @@ from sdrseg.data.batches import Batch
 from sdrseg.distributed import Everyone
 from sdrseg.engine.launch import InterruptedRunError, Interruption, cpu_warning
 from sdrseg.engine.run import train
-from sdrseg.engine.watch import Log, NotFiniteError, Watch
+from sdrseg.engine.watch import Log, NoLog, NotFiniteError, Watch
 from sdrseg.terminal import TrainingDisplay
 
 
@@ -85,7 +85,7 @@ def batch(epoch: int) -> Batch:
 def test_progress_is_shown_from_the_first_iteration_on(clock):
     """One slow iteration (7 s), then quicker ones (2 s); nothing is logged before the twentieth."""
     shown = []
-    watch = Watch(0, 40, None, shown.append, 20, 1e9, epochs=4)
+    watch = Watch(0, 40, NoLog(), shown.append, 20, 1e9, epochs=4)
     for iteration in range(20):
         clock.now += 7 if iteration == 0 else 2
         watch.add({"ce": torch.tensor(float(iteration))}, torch.tensor(1.0))
@@ -101,7 +101,7 @@ def test_progress_is_shown_from_the_first_iteration_on(clock):
 
 def test_quick_iterations_are_not_all_shown(clock):
     shown = []
-    watch = Watch(0, 1000, None, shown.append, 1000, 1e9)
+    watch = Watch(0, 1000, NoLog(), shown.append, 1000, 1e9)
     for _ in range(100):
         clock.now += 0.0625
         watch.add({"ce": torch.tensor(1.0)}, torch.tensor(1.0))
@@ -187,7 +187,7 @@ def test_a_term_without_a_weight_is_lowered_by_the_rate():
 
 def test_parts_of_a_batch_add_up_in_the_log():
     shown = []
-    watch = Watch(0, 4, None, shown.append, 2, 1e9)
+    watch = Watch(0, 4, NoLog(), shown.append, 2, 1e9)
     for _ in range(2):
         for part in (1.0, 2.0):
             watch.add({"ce": torch.tensor(part)}, torch.tensor(2 * part))

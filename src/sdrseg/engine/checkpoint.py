@@ -5,16 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as unpack
 from safetensors.torch import save as pack
-from torch import Tensor
+from torch import Tensor, nn
 
 from sdrseg.errors import SdrsegError
 from sdrseg.files import atomic_writer, plain_name
+
+
+class Memory(Protocol):
+    """What a method remembers."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
@@ -71,6 +79,27 @@ def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tenso
         like = torch.empty_like(parameters[int(number)], dtype=tensor.dtype)
         state.setdefault(int(number), {})[name] = like.copy_(tensor) if like.shape == tensor.shape else tensor
     optimiser.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
+
+
+def training_tensors(network: nn.Module, optimiser: torch.optim.Optimizer, method: Memory) -> dict[str, Tensor]:
+    """All tensors that the middle of a step is made of, under one prefix for each part."""
+    parts = {"model": network.state_dict(), "optimiser": optimiser_tensors(optimiser)}
+    parts |= {"method": method.state_dict(), "random": random_state()}
+    return {name: tensor for part, named in parts.items() for name, tensor in with_prefix(part, named).items()}
+
+
+def load_training(
+    tensors: Mapping[str, Tensor],
+    network: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    method: Memory,
+    device: torch.device,
+) -> None:
+    """Go back to what `training_tensors` returned."""
+    network.load_state_dict(under_prefix("model", tensors))
+    load_optimiser(optimiser, under_prefix("optimiser", tensors))
+    method.load_state_dict({n: t.to(device) for n, t in under_prefix("method", tensors).items()})
+    load_random_state(under_prefix("random", tensors))
 
 
 def random_state() -> dict[str, Tensor]:

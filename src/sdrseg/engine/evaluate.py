@@ -105,8 +105,7 @@ def score_step(job: Job, step: Step) -> None:
     result = score_saved(job, step)
     if job.everyone.rank == 0:
         write_json(job.folder.step(step.number) / "metrics.json", {**result.to_dict(), "scored_on": job.scored_on})
-        if job.log is not None:
-            job.log.write("score", step=step.number, miou=result.miou(), scored_on=job.scored_on)
+        job.log.write("score", step=step.number, miou=result.miou(), scored_on=job.scored_on)
         job.display.scored(result)
 
 
@@ -119,8 +118,7 @@ def score_also(job: Job) -> None:
     result = score_saved(job, step, transform)
     if job.everyone.rank == 0:
         write_json(file, {**result.to_dict(), "scored_on": job.scored_on})
-        if job.log is not None:
-            job.log.write("score_also", step=step.number, transform=transform, miou=result.miou())
+        job.log.write("score_also", step=step.number, transform=transform, miou=result.miou())
         job.display.say(f"step {step.number}: mIoU with {transform}: {100 * (result.miou()['all'] or 0):.1f}")
 
 

@@ -23,7 +23,7 @@ from sdrseg.distributed import Everyone
 from sdrseg.engine.bases import BaseStore, base_key, base_of
 from sdrseg.engine.folder import RunFolder, source_commit
 from sdrseg.engine.launch import Interruption, make_fabric
-from sdrseg.engine.watch import Log
+from sdrseg.engine.watch import Log, NoLog
 from sdrseg.errors import SdrsegError
 from sdrseg.files import write_json
 from sdrseg.methods import Method, find_method
@@ -47,7 +47,7 @@ class Job:
     bases: BaseStore
     display: Any
     interruption: Interruption
-    log: Log | None = None
+    log: Log | NoLog = field(default_factory=NoLog)
     images: ImagePool = field(default_factory=ImagePool)
 
     @property

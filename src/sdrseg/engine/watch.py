@@ -42,7 +42,7 @@ class NotFiniteError(SdrsegError):
 
 
 class Log:
-    """The JSON lines of a run, and TensorBoard beside it. Only process 0 has one."""
+    """The JSON lines of a run, and TensorBoard beside it. Only process 0 has one; the others have a `NoLog`."""
 
     def __init__(self, folder: Path, tensorboard: bool = True):
         self.file = folder / "log.jsonl"
@@ -84,6 +84,20 @@ class Log:
             self._board.close()
 
 
+class NoLog:
+    """Writes nothing."""
+
+    size = 0
+
+    def write(self, event: str, **values: Any) -> None: ...
+
+    def cut(self, size: int) -> None: ...
+
+    def cut_step(self, step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Watch:
     """Counts iterations, keeps terms on the device until they are read, and says when to save."""
 
@@ -91,7 +105,7 @@ class Watch:
         self,
         step: int,
         iterations: int,
-        log: Log | None,
+        log: Log | NoLog,
         display: Callable[[dict[str, Any]], None],
         log_every: int,
         save_seconds: float,
@@ -151,8 +165,7 @@ class Watch:
             entry["peak_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
         if self.bad:
             entry["bad_images"] = dict(self.bad)
-        if self._log is not None:
-            self._log.write("train", **entry)
+        self._log.write("train", **entry)
         self._show(entry)
         self._kept, self._ids, self._images = [], {}, 0
         self._since = time.monotonic()

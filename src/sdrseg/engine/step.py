@@ -1,0 +1,213 @@
+"""One step of a run: put together, resumed, fitted, saved."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from timm.layers.norm_act import convert_sync_batchnorm
+
+from sdrseg.config import Config
+from sdrseg.data.batches import survey_batches, train_batches
+from sdrseg.data.order import TrainOrder
+from sdrseg.decision import Decision, read_decision
+from sdrseg.engine.checkpoint import load_training, training_tensors
+from sdrseg.engine.evaluate import score
+from sdrseg.engine.fit import fit, survey
+from sdrseg.engine.job import Job
+from sdrseg.engine.launch import cpu_warning
+from sdrseg.engine.optimiser import make_optimiser
+from sdrseg.engine.passes import make_pass
+from sdrseg.engine.watch import NotFiniteError, Watch
+from sdrseg.methods import Method, StepInfo
+from sdrseg.methods.base import When
+from sdrseg.methods.own import require_super, require_weights
+from sdrseg.network import Network, build_network, require_variance, statistics_warning
+from sdrseg.scenario import Step
+from sdrseg.weights import load_weights
+
+Assembled = tuple[Method, Network, Network | None]  # method, student, teacher
+
+
+LOWER = 1 / 3
+TIMES = 4
+
+
+def train_step(job: Job, step: Step, ready: Assembled | None) -> None:
+    """Fit one step and save the model; where it diverges, again with lower rates if run.on_divergence says so.
+
+    `ready`: method and networks, if assembled already.
+    """
+    for times in range(TIMES + 1):
+        rate = LOWER**times
+        try:
+            _train_once(job, step, ready, rate)
+            return
+        except NotFiniteError as error:
+            if job.config.run.on_divergence == "stop" or times == TIMES:
+                raise
+            job.interruption.save = None
+            if times > 0 and job.everyone.rank == 0:
+                job.folder.drop_state()  # the state itself may be on the way to infinity
+            job.fabric.barrier()
+            job.display.say(
+                f"{str(error).partition(' Images:')[0]} Again, with {rate * LOWER:.2g} of the learning rate."
+            )
+            ready = assemble(job, step, *job.base[:2]) if step.number == 0 else None
+
+
+def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> None:
+    """Fit one step from its beginning or from the saved state, and save the model. `rate`: a factor of the learning
+    rate."""
+    method_type, config, key = job.method, job.config.of_step(step.number), None
+    if step.number == 0:
+        method_type, config, key = job.base
+    config = config.changed({"optim.lr": config.optim.lr * rate})
+    if key is not None and ready is None:
+        job.display.say(f"step 0: taken from the store of bases ({key})")
+        if job.everyone.rank == 0:
+            decision = method_type(config).decision
+            job.folder.save_step(0, *job.bases.load(key), _meta(job, step, config, decision, {"base": key}))
+        return
+    assembled = method, student, _ = ready or assemble(job, step, method_type, config)
+    bad = _fit(job, step, config, assembled)
+    method.end_step(student)
+    if job.everyone.rank == 0:
+        model, memory = student.state_dict(), method.state_dict()
+        more = ({"base": key} if key else {}) | ({"lowered_rate": rate} if rate < 1 else {})
+        meta = _meta(job, step, config, method.decision, more)
+        job.folder.save_step(step.number, model, memory, meta)
+        if key is not None and not bad and rate == 1:  # without the skipped images it would be another one
+            job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
+
+
+def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
+    """Train on the images of a step, from the saved state on; whether any image could not be read."""
+    method, student, teacher = assembled
+    what: Any = (job.source, step.train_ids, step.train_table, config)
+    shown: dict[str, Any] = {"share": job.share, "cache": job.cache("train", "train", step.train_ids)}
+    batches = train_batches(*what, **shown)
+    order = batches.order
+    assert isinstance(order, TrainOrder)
+    iterations = len(order)
+    _warn(job, step, config, student, iterations)
+
+    def look(when: When) -> None:
+        if type(method).survey is not Method.survey:
+            survey(job.fabric, method, student, teacher, survey_batches(*what, **shown), when)
+
+    state = job.folder.load_state(step.number)
+    if state is None:
+        look("before")
+    optimiser = make_optimiser(student, method, config)
+    facts: dict[str, Any] = {"iteration": 0, "bad_images": {}}
+    if state is None:
+        job.log.cut_step(step.number)
+    else:
+        facts |= state[0]
+        load_training(state[1], student, optimiser, method, job.fabric.device)
+        order.load_state_dict(facts["order"])
+        job.log.cut(facts["log_bytes"])
+        job.log.write("resume", step=step.number, iteration=facts["iteration"])
+        job.display.say(f"step {step.number}: resuming at iteration {facts['iteration']} of {iterations}")
+    wrapped, optimiser = job.fabric.setup(student, optimiser)
+    log_every, save_seconds, epochs = config.run.log_every, 60 * config.run.save_minutes, config.train.epochs
+    done = facts["iteration"]
+    watch = Watch(step.number, iterations, job.log, job.display.update, log_every, save_seconds, done, epochs)
+    if job.everyone.rank == 0:
+        watch.bad.update(facts["bad_images"])
+
+    def save() -> None:
+        if job.everyone.rank == 0:
+            now = {"step": step.number, "iteration": watch.iteration, "order": order.state_dict()}
+            now |= {"bad_images": watch.bad, "log_bytes": job.log.size}
+            job.folder.save_state(training_tensors(student, optimiser, method), now)
+
+    def validate(epoch: int) -> None:
+        if config.eval.every and epoch % config.eval.every == 0:
+            miou = score(job, step, student, method.decision).miou()
+            job.log.write("validate", step=step.number, epoch=epoch, miou=miou, scored_on=job.scored_on)
+            job.display.validated(step.number, epoch, miou)
+
+    job.interruption.save = save
+    compute = make_pass(job.fabric, method, wrapped, teacher, config, job.iterations_alike(step), job.display.say)
+    fit(job.fabric, compute, optimiser, batches, config, watch, save, validate, job.interruption.check)
+    job.interruption.save = None
+    job.log.write("passes", step=step.number, how=compute.how)
+    bad = job.everyone.counted(watch.bad)
+    if bad:
+        skipped = ", ".join(f"{id} ({count} times)" for id, count in sorted(bad.items()))
+        job.display.say(f"step {step.number}: {len(bad)} images could not be read and were skipped: {skipped}")
+    look("after")
+    return bool(bad)
+
+
+def _warn(job: Job, step: Step, config: Config, student: Network, iterations: int) -> None:
+    parameters = sum(p.numel() for p in student.encoder_parameters())
+    if step.number <= 1 and (slow := cpu_warning(job.fabric.device, config.net.encoder, parameters)):
+        job.display.say(slow)  # in step 1 too: step 0 may come from the store
+    if step.number == 0 and (warning := statistics_warning(config.net, iterations)):
+        job.display.say(f"warning: {warning}")
+
+
+def assemble(job: Job, step: Step, method_type: type[Method], config: Config) -> Assembled:
+    """Method, student and teacher as they are when a step begins."""
+    torch.manual_seed(config.train.seed * 1000 + step.number)
+    old, new = len(step.old), len(step.new)
+    decision: Decision = "softmax"
+    student = build_network(config.net, old if step.number > 0 else new)
+    teacher = None
+    for held in [config, job.config.of_step(1)] if step.number == 0 < len(job.scenario) - 1 else [config]:
+        if held.net.bn == "train" and not job.synchronised:
+            least = max(1, held.train.batch_size // (job.everyone.world * held.run.accumulate))
+            require_variance(student, least, held.data.crop)
+    method = method_type(config, job.everyone)
+    require_super(method, "__init__", "latent")
+    require_weights(method)
+    if step.number == 0:
+        job.display.say(load_weights(student, config.net.weights, config.net))
+    else:
+        meta, model, memory = job.folder.load_step(step.number - 1)
+        decision = read_decision(meta.get("decision", "softmax"), job.folder.step(step.number - 1) / "meta.json")
+        student.load_state_dict(model)
+        method.load_state_dict({n: t.to(job.fabric.device) for n, t in memory.items()})
+        if new > 0 and method.needs_teacher:
+            teacher = copy.deepcopy(student).eval().requires_grad_(False)
+    for network in (student, teacher):
+        if network is not None:
+            network.keep_stages = method.needs_stages
+            network.place_on(job.fabric.device)
+    method.begin_step(StepInfo(step.number, old, new, job.protocol, decision), student, teacher)
+    require_super(method, "begin_step", "step")
+    student.place_on(job.fabric.device)
+    student.train()
+    if config.net.bn == "freeze_stats":
+        student.freeze_statistics()
+    elif job.synchronised:
+        convert_sync_batchnorm(student)  # type: ignore[no-untyped-call]
+    elif job.everyone.world > 1:
+        job.display.say("batch norm: there is no synchronised one on this device; each process uses its own images")
+    return method, student, teacher
+
+
+def _meta(job: Job, step: Step, config: Config, decision: Decision, more: dict[str, Any]) -> dict[str, Any]:
+    """What a saved model is: classes by channel, where they came from, and its parent."""
+    came = {c: s.number for s in job.scenario for c in s.new}
+    parent = None
+    if step.number > 0:
+        parent = job.folder.read_json(f"steps/{step.number - 1}/meta.json")["files"]["model"]["sha256"]
+    return {
+        "step": step.number,
+        "spec": job.spec,
+        "protocol": job.scenario.spec.protocol,
+        "method": job.method.name,
+        "classes": [
+            {"channel": channel, "id": id, "name": job.scenario.classes[id], "step": came[id]}
+            for channel, id in enumerate(step.channels)
+        ],
+        "decision": decision,
+        "net": config.to_dict()["net"],
+        "parent": parent,
+        **more,
+    }
