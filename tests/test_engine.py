@@ -392,7 +392,7 @@ def test_a_stored_base_needs_no_weights(finished, tmp_path, monkeypatch):
     def load_weights(*_):
         raise SdrsegError("the weights are not at hand")
 
-    monkeypatch.setattr("sdrseg.engine.run.load_weights", load_weights)
+    monkeypatch.setattr("sdrseg.engine.step.load_weights", load_weights)
     run(tmp_path / "run", "mib", bases=finished.parent / "bases")
     with pytest.raises(SdrsegError, match="not at hand"):
         run(tmp_path / "other", "mib", bases=tmp_path / "empty")
