@@ -26,7 +26,7 @@ from sdrseg.data.pool import ImagePool
 from sdrseg.engine.evaluate import confusion
 from sdrseg.engine.fit import fit
 from sdrseg.engine.job import prepare_job
-from sdrseg.engine.watch import Watch
+from sdrseg.engine.watch import NoLog, Watch
 from sdrseg.methods import method_layers
 from sdrseg.scenario import parse_spec
 from sdrseg.terminal import TrainingDisplay, print_json, print_table
@@ -49,7 +49,7 @@ def rate(step: Step, batches: Any, log_every: int) -> float:
     """Images per second of the engine's loop: the median of what the log says, after the first three lines."""
     entries: list[dict[str, Any]] = []
     total = len(batches.order)
-    watch = Watch(1, total, None, entries.append, log_every, 1e9)
+    watch = Watch(1, total, NoLog(), entries.append, log_every, 1e9)
     nothing: Any = lambda *_: None  # noqa: E731
     fit(step.fabric, step.compute, step.optimiser, batches, step.config, watch, nothing, nothing, nothing)
     return statistics.median(entry["images_per_second"] for entry in entries[3:])

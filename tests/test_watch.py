@@ -159,7 +159,7 @@ def test_only_a_second_ctrl_c_stops_without_saving(signals, code):
 
 def diverging(log_every: int, courses: dict[str, list[float]], step: int = 1) -> str:
     """The message of a watch that is shown these terms."""
-    watch = Watch(step, len(courses["ce"]), None, lambda entry: None, log_every, 1e9)
+    watch = Watch(step, len(courses["ce"]), NoLog(), lambda entry: None, log_every, 1e9)
     with pytest.raises(NotFiniteError) as error:
         for values in zip(*courses.values(), strict=True):
             terms = dict(zip(courses, map(torch.tensor, values), strict=True))
@@ -197,7 +197,7 @@ def test_parts_of_a_batch_add_up_in_the_log():
 
 def test_a_run_that_diverges_goes_on_with_a_lower_rate(tmp_path, monkeypatch):
     """Step 1 fails at iteration 3 until its rate is a ninth: first from the saved state, then from the beginning."""
-    import sdrseg.engine.run as engine
+    import sdrseg.engine.step as engine
 
     real, tried = engine.make_optimiser, []
 
