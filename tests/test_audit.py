@@ -174,7 +174,7 @@ def test_one_of_each_disease(tree: Tree, tmp_path: Path):
         ]
     )
     details = {(p.kind, Path(p.file).stem): p.detail for p in holdings.problems}
-    assert "3 (2 pixels), 9 (1 pixels)" in details["value out of range", "range"]
+    assert "3 (2 pixels), 9 (1 pixel)" in details["value out of range", "range"]
     assert "0..2" in details["value out of range", "range"]
     assert details["size mismatch", "size"].startswith("image 3×2, mask 2×3")
     assert tree.file("masks", "size.png") in details["size mismatch", "size"]

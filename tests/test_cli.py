@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from sdrseg import __version__
+from sdrseg.errors import quantity
 
 SMALL = ["--set", "shapes.train=30", "--set", "shapes.val=8", "--set", "shapes.size=32"]
 
@@ -138,7 +139,7 @@ def test_json_and_tables_tell_the_same(sdrseg):
     assert told["obeys"].split(".")[0] in " ".join(text.split())
     assert f"{100 * told['void_share']['train']:.2f} % of the pixels are void" in text
     assert sorted([p["kind"], p["file"], p["detail"]] for p in told["problems"]) == rows(
-        text, f"{len(told['problems'])} problems"
+        text, quantity(len(told["problems"]), "problem")
     )
     assert told["config"]["shapes"] == {"size": 32, "train": 30, "val": 8, "seed": 0}
     assert told["steps"][0]["new_ids"] == list(range(7))

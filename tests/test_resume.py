@@ -145,7 +145,7 @@ def test_a_bad_image_stops_training_or_is_skipped_and_counted(tmp_path, broken, 
     skip = [*TINY, *settings, "run.on_bad_image=skip"]
     train(SPEC, "ft", tmp_path / "run", settings=parse_settings(skip), bases=tmp_path / "bases", display=display)
     said = [text for text in display.said if "skipped" in text]
-    assert len(said) == 1 and "1 images could not be read and were skipped: train-00007 (" in said[0]
+    assert len(said) == 1 and "skipped 1 image that cannot be read: train-00007 (" in said[0]
     lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
     assert any(json.loads(line).get("bad_images", {}).get("train-00007", 0) > 0 for line in lines)
 

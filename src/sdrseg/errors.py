@@ -34,3 +34,8 @@ def nearest(word: str, valid: Sequence[str]) -> str:
     by_lower = {known.lower(): known for known in valid}
     close = get_close_matches(word.lower(), by_lower, n=1)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else f"; known are {', '.join(valid)}."
+
+
+def quantity(number: int, noun: str) -> str:
+    """A number and its noun, in the plural unless there is one: "1 image", "1,200 images"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

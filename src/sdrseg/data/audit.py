@@ -11,7 +11,7 @@ import numpy as np
 
 from sdrseg.data.index import ClassIndex, class_index, map_with_threads
 from sdrseg.data.source import Problem, Progress, Source, Split
-from sdrseg.errors import DataError
+from sdrseg.errors import DataError, quantity
 from sdrseg.labels import VOID
 from sdrseg.scenario import Scenario
 from sdrseg.scenario.lists import workable_order, written
@@ -73,7 +73,7 @@ def take_stock(source: Source, progress: Progress | None = None) -> tuple[Holdin
 def _label_problems(source: Source, index: ClassIndex) -> Iterator[Problem]:
     last = len(source.classes) - 1
     for id, values in index.out_of_range(len(source.classes)):
-        found = ", ".join(f"{value} ({pixels} pixels)" for value, pixels in values.items())
+        found = ", ".join(f"{value} ({quantity(pixels, 'pixel')})" for value, pixels in values.items())
         detail = f"{found}; the classes are 0..{last} and 255 is void"
         yield Problem(source.file(id, "mask"), "value out of range", detail)
     readable = index.sizes.any(axis=1)

@@ -11,6 +11,7 @@ from sdrseg.data import open_source, read_spec
 from sdrseg.data.audit import Holdings, StepFacts, better_order, obeyed, step_facts, take_stock
 from sdrseg.data.picture import check_may_write, save_grid
 from sdrseg.data.source import Source
+from sdrseg.errors import quantity
 from sdrseg.scenario import Scenario, build_scenario, class_lists
 from sdrseg.terminal import console, print_json, print_table, progress
 
@@ -106,7 +107,7 @@ def _print(
         if sizes:
             print_sizes = ", ".join(f"{name} {size}" for name, size in sizes.items() if name != "different")
             void = f"{100 * holdings.void_share[split]:.2f} % of the pixels are void"
-            out.print(f"{split}: {print_sizes} ({sizes['different']} different sizes); {void}")
+            out.print(f"{split}: {print_sizes} ({quantity(int(sizes['different']), 'size')}); {void}")
     if scenario is not None:
         columns = ["step", "new classes", "train", "with old", "with future", "seen before", "val", "test"]
         rows = [
@@ -127,7 +128,7 @@ def _print(
     out.print()
     if holdings.problems:
         print_table(
-            f"{len(holdings.problems):,} problems",
+            quantity(len(holdings.problems), "problem"),
             ["kind", "file", "detail"],
             [[p.kind, p.file, p.detail] for p in sorted(holdings.problems, key=lambda p: (p.kind, p.file))],
         )

@@ -20,6 +20,7 @@ from sdrseg.engine.launch import cpu_warning
 from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.passes import make_pass
 from sdrseg.engine.watch import NotFiniteError, Watch
+from sdrseg.errors import quantity
 from sdrseg.methods import Method, StepInfo
 from sdrseg.methods.base import When
 from sdrseg.methods.own import require_super, require_weights
@@ -137,8 +138,8 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
     job.log.write("passes", step=step.number, how=compute.how)
     bad = job.everyone.counted(watch.bad)
     if bad:
-        skipped = ", ".join(f"{id} ({count} times)" for id, count in sorted(bad.items()))
-        job.display.say(f"step {step.number}: {len(bad)} images could not be read and were skipped: {skipped}")
+        skipped = ", ".join(f"{id} ({quantity(count, 'time')})" for id, count in sorted(bad.items()))
+        job.display.say(f"step {step.number}: skipped {quantity(len(bad), 'image')} that cannot be read: {skipped}")
     look("after")
     return bool(bad)
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from sdrseg import __version__
 from sdrseg.data.source import Array
-from sdrseg.errors import DataError, UsageError
+from sdrseg.errors import DataError, UsageError, quantity
 from sdrseg.predict.images import Input, find_inputs, printable, read_pixels
 from sdrseg.predict.model import Model, load
 from sdrseg.predict.prediction import Prediction
@@ -136,7 +136,7 @@ def _print(model: Model, out: Path, done: list[dict[str, Any]]) -> None:
         share = 100 * sum(pixels) / max(1, everything)
         rows.append([c.id, c.name, sum(n > 0 for n in pixels), sum(pixels), f"{share:.2f} %"])
     step = f"step {model.facts.get('step')} of {model.facts.get('spec')}"
-    print_table(f"{len(done)} images, {step}", ["id", "class", "images with it", "pixels", "share"], rows)
+    print_table(f"{quantity(len(done), 'image')}, {step}", ["id", "class", "images with it", "pixels", "share"], rows)
     console().print(f"output folder: {printable(str(out))}")
 
 
@@ -147,6 +147,7 @@ def _complain(done: list[dict[str, Any]], failed: list[dict[str, str]]) -> None:
         if "note" in entry:
             screen.print(f"{entry['image']}: {entry['note']}", soft_wrap=True)
     if failed:
-        screen.print(f"{len(failed)} of {len(done) + len(failed)} images could not be read:", soft_wrap=True)
+        images = quantity(len(done) + len(failed), "image")
+        screen.print(f"{len(failed)} of {images} could not be read:", soft_wrap=True)
         for entry in failed:
             screen.print(f"  {entry['error']}", soft_wrap=True)
