@@ -1,93 +1,201 @@
-"""The tables of docs/results.md, made from results/*.json (the summary.json of runs, one file a run).
+"""The tables of docs/results.md, made from results/*.json: a result a file, as `sdrseg result` writes it.
 
     python scripts/results_tables.py            # print them
     python scripts/results_tables.py --write    # put them into docs/results.md, between the two marks there
 
-A file is named DATASET-TASK-PROTOCOL-METHOD.json.
+Results stand in sections by how they were trained (network, epochs, batch, …). A section has the tables of the paper
+that it holds anything of, then what is in none of them, then the course over the steps and where each number is from.
 """
 
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pages import print_or_write, table
 
+from sdrseg.scenario import parse_spec
+from sdrseg.study.cell import Cell, read_cells
+from sdrseg.study.compare import compare, grouped, spec_of
+from sdrseg.study.paper import Row, paper_tables
+from sdrseg.study.render import to_markdown
+from sdrseg.study.statistics import spread
+from sdrseg.study.tables import Table, paper_form
+
 ROOT = Path(__file__).parent.parent
-NAME = re.compile(r"(?P<scenario>\w+-[\w-]+-(disjoint|overlapped|sequential))-(?P<method>[\w+-]+)")
+PAPER_EPOCHS = 30
+HOW = ("train", "net", "data", "optim", "eval", "run")
+"""Settings of these sections say how a run was trained; all others are part of what was tried."""
 
-PAPER = {  # old, new, all after the last step, as printed in the paper's table
-    "voc-15-1-disjoint": {
-        "ft": (5.8, 4.9, 5.6),
-        "lwf": (26.2, 15.1, 23.6),
-        "lwf-mc": (6.9, 2.1, 5.7),
-        "ilt": (6.7, 1.2, 5.4),
-        "cil": (33.3, 15.9, 29.1),
-        "mib": (39.0, 15.0, 33.3),
-        "sdr": (59.2, 12.9, 48.1),
-        "sdr+mib": (59.4, 14.3, 48.7),
-        "offline": (77.5, 68.5, 75.4),
+
+def read_results(folder: Path = ROOT / "results") -> list[Cell]:
+    return read_cells([folder])
+
+
+def quoted(method: str) -> Cell:
+    """The result of VOC 15-1 disjoint, short schedule, first seed, that README and docs/performance.md quote."""
+    (one,) = (
+        cell
+        for cell in read_results()
+        if (spec_of(cell), cell["method"], cell["preset"]) == ("voc:15-1@disjoint", method, "default")
+        and (cell["encoder"], cell["epochs"], cell["batch"], cell["seed"]) == ("resnet50", [8, 8], [16, 8], 0)
+        and not _tried(cell)
+    )
+    return one
+
+
+def tables(cells: Sequence[Cell]) -> str:
+    """All sections, as Markdown; the one with the most results first."""
+    sections: dict[str, list[Cell]] = {}
+    for cell in cells:
+        sections.setdefault(_schedule(cell), []).append(cell)
+    ordered = sorted(sections.values(), key=lambda some: (-len(some), _schedule(some[0])))
+    return "\n".join(_section(some) for some in ordered)
+
+
+def _schedule(cell: Cell) -> str:
+    """How a run was trained, as a heading."""
+    batch, epochs = cell["batch"], cell["epochs"]
+    then = f" then {batch[1]}" if batch[1] != batch[0] else ""
+    later = f" then {epochs[1]}" if epochs[1] != epochs[0] else ""
+    short = "short schedule: " if max(epochs) < PAPER_EPOCHS and cell["dataset"] == "voc" else ""
+    words = [f"{short}{cell['encoder']} {cell['decoder']}", f"{cell['crop']}×{cell['crop']}"]
+    words += [f"{epochs[0]}{later} epochs", f"batch {batch[0]}{then}", f"weights {cell['weights']}"]
+    said = ("train.epochs", "train.epochs_later", "train.batch_size", "train.batch_size_later", "train.seed")
+    said += ("net.encoder", "net.decoder", "net.weights", "data.crop", "eval.transform")
+    others = {k: v for k, v in cell["settings"].items() if k.partition(".")[0] in HOW and k not in said}
+    return ", ".join([cell["dataset"].upper() + ", " + words[0], *words[1:], *(f"{k}={v}" for k, v in others.items())])
+
+
+def _tried(cell: Cell) -> dict[str, Any]:
+    return {key: value for key, value in cell["settings"].items() if key.partition(".")[0] not in HOW}
+
+
+def _section(cells: Sequence[Cell]) -> str:
+    parts = [f"### {_schedule(cells[0])}\n"]
+    shown: set[str] = set()
+    for paper in paper_tables().values():
+        found = {
+            (row.name, column): [c for c in cells if _stands_for(c, row, column)]
+            for row in paper.rows
+            for column in paper.columns
+        }
+        new = {cell["config"] for some in found.values() for cell in some} - shown
+        if paper.values != ("per_class",) and new:
+            shown |= {cell["config"] for some in found.values() for cell in some}
+            parts.append(to_markdown(_cut(paper_form(paper, found))))
+    rest = [cell for cell in cells if cell["config"] not in shown]
+    specs = {spec_of(cell) for cell in rest}
+    if rest:
+        beside = [c for c in cells if spec_of(c) in specs and (c in rest or (_tried(c) == {} and c["method"] in OFTEN))]
+        parts.append("What is in none of the paper's tables:\n\n" + _compared(beside))
+    if several := [c for some in _groups(cells).values() if len(some) > 1 for c in some]:
+        parts.append("Over seeds:\n\n" + _compared(several))
+    parts += [_course(cells), _classes(cells), _origin(cells)]
+    return "\n".join(filter(None, parts))
+
+
+OFTEN = ("ft", "mib", "sdr", "laps")
+"""Methods that others are compared with."""
+
+
+def _compared(cells: Sequence[Cell]) -> str:
+    """Means and differences, scenario by scenario; differences to MiB where it is there."""
+    parts = []
+    for spec in dict.fromkeys(spec_of(cell) for cell in cells):
+        some = list({json.dumps([c["setup"], c["seed"]]): c for c in cells if spec_of(c) == spec}.values())
+        parts.append(to_markdown(compare(some, reference="mib" if "mib" in grouped(some) else None)))
+    return "\n".join(parts)
+
+
+def _stands_for(cell: Cell, row: Row, column: str) -> bool:
+    """Whether a result belongs into this place of a table."""
+    wanted = str(parse_spec(row.spec or column))
+    mine = {key: value for key, value in row.settings.items() if key.partition(".")[0] not in HOW}
+    weights = row.settings.get("net.weights", cell["weights"])
+    fits = cell["preset"] == "default" and _tried(cell) == mine and weights == cell["weights"]
+    return fits and cell["method"] == row.method and spec_of(cell) == wanted and row.is_run(column)
+
+
+def _cut(whole: Table) -> Table:
+    """Without scenarios and notes of which nothing was measured."""
+    blocks = [b for b in whole.blocks if any(value.ours for line in b.lines for value in line.values)]
+    kept = [note for note in whole.notes if "misprint" not in note or any(b.title in note for b in blocks)]
+    return Table(whole.name, whole.title, tuple(blocks), tuple(kept))
+
+
+def _groups(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:
+    return {
+        (spec, label): some
+        for spec in dict.fromkeys(spec_of(cell) for cell in cells)
+        for label, some in grouped([cell for cell in cells if spec_of(cell) == spec]).items()
     }
-}
-KINDS = ("old", "new", "all")
-Runs = dict[str, dict[str, Any]]  # summaries by method
 
 
-def read_results(folder: Path = ROOT / "results") -> dict[str, Runs]:
-    """The summaries by scenario and method."""
-    found: dict[str, Runs] = {}
-    for file in sorted(folder.glob("*.json")):
-        if name := NAME.fullmatch(file.stem):
-            found.setdefault(name["scenario"], {})[name["method"]] = json.loads(file.read_text())
-    return found
-
-
-def tables(results: dict[str, Runs]) -> str:
-    """All tables, as Markdown."""
-    return "\n".join(
-        f"### {scenario}\n\n{_last_step(runs, PAPER.get(scenario, {}))}\n{_course(runs)}\n{_classes(runs)}"
-        for scenario, runs in results.items()
+def _course(cells: Sequence[Cell]) -> str:
+    """mIoU of all classes learned so far after each step, where there is more than one step."""
+    rows = []
+    for (spec, label), some in _groups(cells).items():
+        steps = len(some[0]["per_step"])
+        if steps > 1:
+            means = [
+                spread([c["per_step"][k]["all"] for c in some if c["per_step"][k]["all"] is not None])
+                for k in range(steps)
+            ]
+            averaged = spread([c["step_averaged"] for c in some if c["step_averaged"] is not None])
+            lost = spread([c["forgetting"] for c in some if c["forgetting"] is not None])
+            ends = [one.text() if one else "–" for one in (averaged, lost)]
+            rows.append([spec, label, ", ".join(m.text() if m else "–" for m in means), *ends])
+    if not rows:
+        return ""
+    return "mIoU of all classes learned so far, after each step:\n\n" + table(
+        ["scenario", "method", "after steps 0, 1, …", "step-averaged", "forgetting"], rows
     )
 
 
-def _last_step(runs: Runs, paper: dict[str, tuple[float, ...]]) -> str:
-    """Ours beside the paper's, methods in its order; "–" where a side has none."""
+def _classes(cells: Sequence[Cell]) -> str:
+    """IoU of each class after the step that brought it and at the end, disjoint, of the methods most often compared."""
+    parts = []
+    for spec in dict.fromkeys(spec_of(cell) for cell in cells if cell["protocol"] == "disjoint"):
+        some = [c for c in cells if spec_of(c) == spec and c["method"] in OFTEN and not _tried(c)]
+        some = [c for c in some if c["preset"] == "default" and c["seed"] == min(o["seed"] for o in some)]
+        some.sort(key=lambda c: OFTEN.index(c["method"]))
+        rows = []
+        for number, one in enumerate(some[0]["per_class"] if some else ()):
+            courses = [[c["per_class"][number][key] for key in ("iou_when_new", "iou")] for c in some]
+            texts = [" → ".join("–" if v is None else f"{v:.1f}" for v in course) for course in courses]
+            rows.append([one["name"], *texts])
+        if rows:
+            parts.append(f"{spec}, IoU of each class, when new → at the end (first seed):\n\n")
+            parts[-1] += table(["class", *(c["method"] for c in some)], rows)
+    return "\n".join(parts)
+
+
+def _origin(cells: Sequence[Cell]) -> str:
+    """Where the numbers are from."""
     rows = []
-    for method in sorted({*runs, *paper}, key=lambda m: (m not in runs, [*paper, m].index(m))):
-        ours: list[float | None] = [None] * 6
-        if run := runs.get(method):
-            ours = [*(run["miou"][kind] for kind in KINDS), run["miou"]["all_without_background"]]
-            ours += [run["step_averaged_miou"], run["forgetting"]["final"]]
-        printed = [f"{value:.1f}" for value in paper[method]] if method in paper else ["–"] * len(KINDS)
-        rows.append([method, *map(_percent, ours), *printed])
-    heads = ["method", *KINDS, "all, no background", "step-averaged", "forgetting"]
-    return "After the last step:\n\n" + table([*heads, *(f"*paper: {kind}*" for kind in KINDS)], rows)
-
-
-def _course(runs: Runs) -> str:
-    rows = []
-    for method, run in runs.items():
-        rows += [[method, kind, *(_percent(step[kind]) for step in run["miou_by_step"])] for kind in KINDS]
-        rows.append([method, "forgetting", *map(_percent, run["forgetting"]["by_step"])])
-    steps = max(run["steps"] for run in runs.values())
-    return "After each step:\n\n" + table(["method", "", *(f"step {k}" for k in range(steps))], rows)
-
-
-def _classes(runs: Runs) -> str:
-    names = next(iter(runs.values()))["classes"]
-    rows = []
-    for number, name in enumerate(names):
-        courses = [[iou for iou in run["class_by_step"][number] if iou is not None] for run in runs.values()]
-        rows.append([name, *(f"{_percent(course[0])} → {_percent(course[-1])}" for course in courses)])
-    return "IoU of each class, after the step that brought it → after the last step:\n\n" + table(
-        ["class", *runs], rows
-    )
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:z.1f}"
+    for cell in sorted(cells, key=lambda c: (spec_of(c), c["method"], c["seed"], c["config"])):
+        also = cell["also"] or {}
+        tried = ", ".join(f"{k}={v}" for k, v in _tried(cell).items())
+        both = [f"{cell['all']:.1f} ({cell['eval']})", *([f"{also['all']:.1f} ({also['eval']})"] if also else [])]
+        pace = "–" if cell["images_per_second"] is None else f"{cell['images_per_second']:.0f}"
+        took = "–" if cell["seconds"] is None else f"{cell['seconds']:.0f}"
+        rows.append(
+            [spec_of(cell), " ".join(filter(None, [cell["method"], cell["preset"], tried])), str(cell["seed"])]
+            + [
+                ", ".join(both),
+                took,
+                cell["base"],
+                pace,
+                cell["device"] or "–",
+                (cell["commit"] or "–")[:9],
+                cell["config"],
+            ]
+        )
+    heads = ["scenario", "method, preset, settings", "seed", "all", "seconds", "step 0", "images/s", "device", "commit"]
+    return "Each run:\n\n" + table([*heads, "configuration"], rows)
 
 
 if __name__ == "__main__":
