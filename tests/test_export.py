@@ -63,7 +63,7 @@ def test_what_the_file_says(trained, exported):
 def test_predict_takes_the_file(trained, exported):
     image = Shapes(size=90, train=1, val=1).image("val-00000")[:70]
     a, b = load(trained, device="cpu"), load(exported)
-    assert a.classes == b.classes and (a.tile, a.batch_size, a.multiple) == (b.tile, b.batch_size, b.multiple)
+    assert a.classes == b.classes and (a.crop, a.multiple) == (b.crop, b.multiple)
     one, two = a.predict(image), b.predict(image)
     np.testing.assert_allclose(one.probabilities, two.probabilities, atol=1e-4)
     assert (one.mask != two.mask).mean() < 1e-3
@@ -98,7 +98,7 @@ def test_pooling_by_matrices_is_adaptive_pooling(cells, size):
 def model_of(network, **net) -> Model:
     facts = {"net": net, **dict.fromkeys(("spec", "step", "method", "protocol", "model_sha256"))}
     classes = tuple(ClassInfo(i, str(i), (0, 0, 0), 0) for i in range(4))
-    return Model(classes, network, multiple=network.multiple, tile=64, batch_size=2, facts=facts, network=network)
+    return Model(classes, network, multiple=network.multiple, crop=64, batch_size=2, facts=facts, network=network)
 
 
 def test_a_decoder_that_pytorch_alone_exports_wrongly():

@@ -189,7 +189,9 @@ def predict(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Also write the probability of each class (.npz, float16).")
     ] = False,
-    tile: Annotated[int | None, typer.Option(help="Side of a tile in pixels; by default the training crop.")] = None,
+    tile: Annotated[
+        int | None, typer.Option(help="Side of a tile in pixels; by default 512 to 1024, as memory allows.")
+    ] = None,
     overlap: Annotated[
         int | None, typer.Option(help="Overlap of tiles in pixels; by default a quarter of a tile.")
     ] = None,

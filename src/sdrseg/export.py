@@ -27,7 +27,8 @@ from sdrseg.errors import SdrsegError, UsageError, first_line
 from sdrseg.files import atomic_writer, require_writable
 from sdrseg.network import Network
 from sdrseg.predict.images import find_inputs, read_pixels
-from sdrseg.predict.model import Model, load
+from sdrseg.predict.loading import load
+from sdrseg.predict.model import Model
 from sdrseg.predict.onnx_file import INSTALL, PREFIX, open_session, run_session
 from sdrseg.terminal import print_json, print_table
 
@@ -125,14 +126,14 @@ def export_model(
 
 
 def metadata(model: Model) -> dict[str, Any]:
-    """What an ONNX file says about itself; predict needs classes, decision, multiple, tile and batch_size."""
+    """What an ONNX file says about itself; predict needs classes, decision, multiple, crop and batch_size."""
     return {
         "version": __version__,
         **{key: model.facts[key] for key in ("spec", "step", "method", "protocol", "net", "model_sha256")},
         "classes": [c._asdict() for c in model.classes],
         "decision": model.decision,
         "multiple": model.multiple,
-        "tile": model.tile,
+        "crop": model.crop,
         "batch_size": model.batch_size,
         "input": INPUT,
         "output": OUTPUT,

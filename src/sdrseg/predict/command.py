@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,10 +10,11 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from sdrseg import __version__
-from sdrseg.data.source import Array
+from sdrseg.data.source import Array, Progress
 from sdrseg.errors import DataError, UsageError, quantity
-from sdrseg.predict.images import Input, find_inputs, printable, read_pixels
-from sdrseg.predict.model import Model, load
+from sdrseg.predict.images import Input, find_inputs, picture_size, printable, read_pixels
+from sdrseg.predict.loading import load
+from sdrseg.predict.model import Model
 from sdrseg.predict.prediction import Prediction
 from sdrseg.predict.tiles import check_tiles
 from sdrseg.predict.write import Outputs
@@ -59,14 +61,11 @@ def predict_images(
     done: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
     with progress("predicting") as report:
-        for pictures in _together(inputs, model.batch_size if batch_size is None else batch_size, failed):
-            if len(inputs) == 1:
-                predictions = [model.predict(pictures[0].pixels, **options, report=report)]
-            else:
-                predictions = model.predict_many([picture.pixels for picture in pictures], **options)
-            done += [_write(p, prediction, outputs) for p, prediction in zip(pictures, predictions, strict=True)]
-            if len(inputs) > 1:
-                report(len(done) + len(failed), len(inputs))
+        count = _Tiles(model, inputs, tile, overlap, report)
+        read: deque[Picture] = deque()
+        pixels = _read(inputs, read, failed, count)
+        predictions = model.predict_each(pixels, **options, tick=count.add)
+        done.extend(_write(read.popleft(), prediction, outputs) for prediction in predictions)
     summary = _summary(model, path, out, done, failed)
     outputs.write_areas(summary)
     if json:
@@ -85,22 +84,30 @@ class Picture(NamedTuple):
     note: str
 
 
-def _together(inputs: Sequence[Input], size: int, failed: list[dict[str, str]]) -> Iterator[list[Picture]]:
-    """Batches of images of the same size; those that cannot be read go to `failed`."""
-    waiting: list[Picture] = []
+class _Tiles:
+    """Counts tiles for the progress bar. How many there will be is known from the heads of the files."""
+
+    def __init__(self, model: Model, inputs: Sequence[Input], tile: int, overlap: int | None, report: Progress):
+        self.of = {image.path: model.tiles(*picture_size(image.path), tile=tile, overlap=overlap) for image in inputs}
+        self._total, self._done, self._report = sum(self.of.values()), 0, report
+
+    def add(self, tiles: int) -> None:
+        self._done += tiles
+        self._report(self._done, self._total)
+
+
+def _read(
+    inputs: Sequence[Input], read: deque[Picture], failed: list[dict[str, str]], count: _Tiles
+) -> Iterator[Array]:
+    """The pixels of the images that can be read, noted in `read`; the others go to `failed`."""
     for image in inputs:
         try:
-            picture = Picture(image, *read_pixels(image.path))
+            read.append(Picture(image, *read_pixels(image.path)))
         except DataError as error:
             failed.append({"image": str(image), "error": printable(str(error))})
+            count.add(count.of[image.path])
             continue
-        full = len(waiting) == size or (len(waiting) + 1) * picture.pixels.size > MOST
-        if waiting and (full or picture.pixels.shape != waiting[0].pixels.shape):
-            yield waiting
-            waiting = []
-        waiting.append(picture)
-    if waiting:
-        yield waiting
+        yield read[-1].pixels
 
 
 def _write(picture: Picture, prediction: Prediction, outputs: Outputs) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from PIL import Image, ImageOps
 from sdrseg.data.source import PICTURE_SUFFIXES, Array, find_files, open_picture, rgb
 from sdrseg.errors import DataError, SdrsegError
 
+HEIF = frozenset({".heic", ".heif"})
+"""Photographs of telephones: Pillow reads them with the package pillow-heif."""
 LONGEST = 200  # bytes of a name; longer ones are cut
 
 
@@ -46,7 +48,7 @@ def find_inputs(words: Sequence[str], leave_out: Path | None = None) -> list[Inp
     for word in words:
         path = Path(word)
         if path.is_dir():
-            below = [name for name in _list(path) if Path(name).suffix.lower() in PICTURE_SUFFIXES]
+            below = [name for name in _list(path) if Path(name).suffix.lower() in PICTURE_SUFFIXES | HEIF]
             files = {_absolute(path / name): Path(name) for name in sorted(below)}
             files = {file: name for file, name in files.items() if avoid is None or avoid not in file.parents}
             if not files:
@@ -113,6 +115,7 @@ def read_pixels(path: Path) -> tuple[Array, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of what it reads well enough; what it cannot read, it refuses
         try:
+            _allow_heif(path)
             with open_picture(path) as picture:
                 frames = getattr(picture, "n_frames", 1)
                 ImageOps.exif_transpose(picture, in_place=True)
@@ -127,6 +130,26 @@ def read_pixels(path: Path) -> tuple[Array, str]:
     if pixels.size == 0:
         raise DataError(f"{path}: an image without pixels.")
     return pixels, f"{frames} frames, of which the first is used" if frames > 1 else ""
+
+
+def _allow_heif(path: Path) -> None:
+    if path.suffix.lower() in HEIF:
+        try:
+            from pillow_heif import register_heif_opener
+        except ImportError as error:
+            raise DataError(f"{path}: a HEIC photograph; reading it needs pip install 'sdrseg[heif]'.") from error
+        register_heif_opener()
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    """(height, width) as the head of the file says; (1, 1) of a file that cannot be read, which is said later."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path) as picture:
+                return picture.height, picture.width
+    except Exception:  # Pillow's decoders raise almost anything on broken bytes
+        return 1, 1
 
 
 def pixels_of(image: object) -> Array:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sdrseg.decision import read_decision
 from sdrseg.errors import SdrsegError, first_line
-from sdrseg.predict.model import Model, class_infos
+from sdrseg.predict.model import Model
+from sdrseg.predict.prediction import class_infos
 
 PREFIX = "sdrseg."
 """Prefix of our metadata keys; every value is JSON."""
@@ -28,7 +29,7 @@ def load_onnx(path: Path, device: str | torch.device | None = None) -> Model:
             class_infos(facts["classes"]),
             lambda tiles: run_session(session, tiles, path),
             multiple=facts["multiple"],
-            tile=facts["tile"],
+            crop=facts["crop"],
             batch_size=facts["batch_size"],
             facts={**facts, "path": str(path)},
             decision=read_decision(facts.get("decision", "softmax"), path),

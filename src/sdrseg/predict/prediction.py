@@ -7,16 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sdrseg.colours import colour_table
+from sdrseg.colours import class_colours, colour_table
 from sdrseg.data.source import Array
 from sdrseg.errors import SdrsegError
 from sdrseg.files import atomic_writer
+from sdrseg.predict.legend import with_legend
 
 
 class ClassInfo(NamedTuple):
@@ -26,6 +27,12 @@ class ClassInfo(NamedTuple):
     name: str
     colour: tuple[int, int, int]
     step: int  # that brought it
+
+
+def class_infos(classes: list[dict[str, Any]]) -> tuple[ClassInfo, ...]:
+    """From meta.json, or from the metadata of an ONNX file, in the order of the network's channels."""
+    colours = class_colours([c["id"] for c in classes])
+    return tuple(ClassInfo(c["id"], c["name"], colour, c["step"]) for c, colour in zip(classes, colours, strict=True))
 
 
 class Area(NamedTuple):
@@ -56,13 +63,20 @@ class Prediction:
         counts = np.bincount(self.mask.ravel(), minlength=256)
         return {c.name: Area(c.id, int(counts[c.id]), float(counts[c.id] / self.mask.size)) for c in self.classes}
 
-    def overlay(self, strength: float = 0.5) -> Image.Image:
-        """The image with the colours of the classes over it; background (id 0) stays as it is."""
+    def overlay(self, strength: float = 0.5, legend: bool = False) -> Image.Image:
+        """The image with the colours of the classes over it; background (id 0) stays as it is.
+
+        `legend`: below the image, the name and colour of each class in it.
+        """
         if not 0 <= strength <= 1:
             raise SdrsegError(f"a strength of {strength}: give 0 (only the image) to 1 (only the colours).")
         weight = np.where(self.mask == 0, 0, round(256 * strength)).astype(np.uint16)[:, :, None]
         mixed = (self.pixels * (256 - weight) + colour_table()[self.mask] * weight) >> 8
-        return Image.fromarray(mixed.astype(np.uint8))
+        picture = Image.fromarray(mixed.astype(np.uint8))
+        if not legend:
+            return picture
+        there = np.bincount(self.mask.ravel(), minlength=256)[1:].nonzero()[0] + 1
+        return with_legend(picture, [(c.name, c.colour) for c in self.classes if c.id in there])
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """Write the mask as a palette PNG: pixel values are class ids, colours are for people."""

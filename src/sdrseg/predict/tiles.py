@@ -22,6 +22,8 @@ from sdrseg.network import next_multiple
 
 SMALLEST = 32
 """Images are padded at least to this side."""
+SIDES = (1024, 768, 512)
+"""Of tiles, unless the user says it: the largest that fits into memory, and never less than the last."""
 
 Forward = Callable[[Tensor], Tensor]
 """(B, 3, h, w) uint8 to logits (B, K, h, w)."""
@@ -69,6 +71,21 @@ def tile_axis(length: int, tile: int, overlap: int, multiple: int) -> TileAxis:
     return TileAxis(length, canvas, tile, starts)
 
 
+def fitting_tiles(free: int, classes: int, crop: int) -> tuple[int, int]:
+    """(side of a tile, how many at a time) for so many bytes of free memory: one half of it is used.
+
+    A network that was trained on larger crops gets those.
+    """
+    pixels = free // 2 // (800 + 16 * classes)  # a bound for the encoders and decoders we know, in float32
+    side = max(crop, next((side for side in SIDES if side**2 <= pixels), SIDES[-1]))
+    return side, max(1, pixels // side**2)
+
+
+def tile_count(height: int, width: int, tile: int, overlap: int, multiple: int) -> int:
+    """How many tiles an image is cut into."""
+    return math.prod(len(tile_axis(length, tile, overlap, multiple).starts) for length in (height, width))
+
+
 def whole_canvas(height: int, width: int, tile: int, multiple: int) -> tuple[int, int] | None:
     """What an image is padded to if one tile takes it whole, or None."""
     axes = [tile_axis(length, tile, 0, multiple) for length in (height, width)]
@@ -84,11 +101,18 @@ def check_tiles(tile: int, overlap: int) -> None:
 
 
 def logit_strips(
-    image: Tensor, forward: Forward, *, tile: int, overlap: int, multiple: int, batch_size: int
+    image: Tensor,
+    forward: Forward,
+    *,
+    tile: int,
+    overlap: int,
+    multiple: int,
+    batch_size: int,
+    tick: Callable[[int], None] = lambda tiles: None,
 ) -> Iterator[tuple[int, Tensor]]:
     """The logits of an image (3, H, W) uint8 from top to bottom: (first row, (K, rows, W)), rows complete.
 
-    Memory holds one row of tiles at a time, however large the image is.
+    Memory holds one row of tiles at a time, however large the image is. `tick` is told how many tiles were done.
     """
     check_tiles(tile, overlap)
     rows = tile_axis(image.shape[-2], tile, overlap, multiple)
@@ -99,8 +123,9 @@ def logit_strips(
         band = framed(image[:, top : top + rows.tile], rows.tile, columns.canvas)
         if len(columns.starts) == 1 and len(rows.starts) == 1:
             total = forward(band[None])[0]
+            tick(1)
         else:
-            total = _row_of_tiles(band, forward, columns, across, batch_size)
+            total = _row_of_tiles(band, forward, columns, across, batch_size, tick)
             total *= down[number][:, None].to(total.device)
             if carried is not None:
                 total[:, : carried.shape[1]] += carried
@@ -110,12 +135,15 @@ def logit_strips(
         carried = None if last else total[:, complete:]
 
 
-def _row_of_tiles(band: Tensor, forward: Forward, columns: TileAxis, across: Tensor, batch_size: int) -> Tensor:
+def _row_of_tiles(
+    band: Tensor, forward: Forward, columns: TileAxis, across: Tensor, batch_size: int, tick: Callable[[int], None]
+) -> Tensor:
     """A band (3, tile, canvas) of the image: its logits, joined from left to right."""
     total: Tensor | None = None
     for first in range(0, len(columns.starts), batch_size):
         starts = columns.starts[first : first + batch_size]
         answers = forward(torch.stack([band[:, :, s : s + columns.tile] for s in starts]))
+        tick(len(starts))
         if total is None:
             total = answers.new_zeros(answers.shape[1], answers.shape[2], columns.canvas)
         for number, start in enumerate(starts):

@@ -47,7 +47,7 @@ class Outputs:
         files = self.files(image)
         write_picture(files["masks"], mask_picture(prediction.mask), overwrite=True)
         if "overlays" in files:
-            write_picture(files["overlays"], prediction.overlay(), overwrite=True)
+            write_picture(files["overlays"], prediction.overlay(legend=True), overwrite=True)
         if "probabilities" in files:
             with atomic_writer(files["probabilities"]) as out:
                 np.savez_compressed(

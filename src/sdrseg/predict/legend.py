@@ -1,0 +1,54 @@
+"""A legend below a picture: names of classes beside squares of their colours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from sdrseg.colours import Colour
+
+SMALLEST = 11  # pixels, of letters
+
+
+def with_legend(picture: Image.Image, classes: Sequence[tuple[str, Colour]]) -> Image.Image:
+    """The picture with a white strip below it, in as many rows as the names need. Long names are cut."""
+    if not classes:
+        return picture
+    size = max(SMALLEST, picture.width // 60)
+    font, line, gap = _font(size), size * 8 // 5, size // 2
+    places, x, row = [], gap, 0
+    for name, colour in classes:
+        shown = _cut(name, font, picture.width - 2 * gap - line)
+        width = line + int(font.getlength(shown)) + 2 * gap
+        if x > gap and x + width > picture.width:
+            x, row = gap, row + 1
+        places.append((x, row, shown, colour))
+        x += width
+    top = picture.height + gap
+    whole = Image.new("RGB", (picture.width, top + (row + 1) * line + gap), "white")
+    whole.paste(picture)
+    draw = ImageDraw.Draw(whole)
+    for x, row, shown, colour in places:
+        y = top + row * line
+        draw.rectangle((x, y, x + size, y + size), fill=colour, outline="black")
+        draw.text((x + line, y + size / 2), shown, fill="black", font=font, anchor="lm")
+    return whole
+
+
+def _cut(name: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    """A name that is no wider, with "…" where letters are left out."""
+    shown = " ".join(name.split())
+    while len(shown) > 1 and font.getlength(shown) > width:
+        shown = shown[:-2] + "…"
+    return shown
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which comes with matplotlib and has letters of many languages."""
+    import matplotlib
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), size)

@@ -1,0 +1,129 @@
+"""A model from a run, a step of it, or an ONNX file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdrseg.config import Config, saved_config
+from sdrseg.data.augment import normalise
+from sdrseg.decision import read_decision
+from sdrseg.engine.checkpoint import load_entry
+from sdrseg.engine.folder import RunFolder
+from sdrseg.errors import SdrsegError, first_line
+from sdrseg.network import Network, build_network
+from sdrseg.predict.model import Model
+from sdrseg.predict.prediction import class_infos
+
+
+def load(path: str | Path, step: int | None = None, device: str | torch.device | None = None) -> Model:
+    """A model from a run (its last finished step, or `step`), from a step of it (RUN/steps/2), or from an ONNX file.
+
+    `device`: such as "cpu" or "cuda:0"; by default a GPU where there is one.
+    """
+    path = Path(path)
+    if path.is_file():
+        from sdrseg.predict.onnx_file import load_onnx
+
+        if path.suffix.lower() != ".onnx":
+            raise SdrsegError(f"{path}: not a model. Give the folder of a run, a step of it, or an .onnx file.")
+        if step is not None:
+            raise SdrsegError(f"{path}: an exported file holds one step; leave out step {step}.")
+        return load_onnx(path, device)
+    folder, run = find_step(path, step)
+    meta = read_meta(folder)
+    config = _config_of(run, meta, folder)
+    place = find_device(device)
+    network = build_network(config.net, len(meta["classes"]))
+    remedy = "Copy it again, or train this step and all later ones again."
+    tensors = load_entry(folder / "meta.json", meta["files"]["model"], remedy)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise SdrsegError(
+            f"{folder}: the weights do not fit the network that meta.json describes ({error})."
+        ) from error
+    network.eval().requires_grad_(False).place_on(place)
+    return Model(
+        class_infos(meta["classes"]),
+        _forward(network, place, config.run.precision),
+        multiple=network.multiple,
+        crop=config.data.crop,
+        batch_size=config.eval.batch_size,
+        facts={key: meta.get(key) for key in ("spec", "step", "method", "protocol", "net")}
+        | {"model_sha256": meta["files"]["model"]["sha256"], "path": str(folder)},
+        decision=read_decision(meta.get("decision", "softmax"), folder / "meta.json"),
+        device=place,
+        network=network,
+    )
+
+
+def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:
+    """The folder of a step, and that of its run (None where a step's folder lies alone)."""
+    if not path.exists():
+        raise SdrsegError(f"{path}: no such run, step or .onnx file.")
+    if (path / "config.json").exists():
+        folder = RunFolder(path)
+        done = sorted(int(p.name) for p in path.glob("steps/*") if p.name.isdigit() and folder.has_model(int(p.name)))
+        if not done:
+            raise SdrsegError(f"{path}: no step of this run is finished yet. Wait, or go on training it.")
+        if step is not None and step not in done:
+            raise SdrsegError(f"{path}: step {step} is not finished; there are {', '.join(map(str, done))}.")
+        return folder.step(done[-1] if step is None else step), path
+    if (path / "meta.json").exists():
+        if step is not None and path.name != str(step):
+            raise SdrsegError(f"{path} is one step already; leave out step {step}.")
+        above = path.resolve().parent.parent
+        return path, above if (above / "config.json").exists() else None
+    if path.parent.name == "steps" and path.name.isdigit():
+        raise SdrsegError(f"{path}: this step is not finished (there is no meta.json).")
+    raise SdrsegError(
+        f"{path}: not a run (there is no config.json). Give the folder that was the --out of `sdrseg train`."
+    )
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    meta = RunFolder(folder).read_json("meta.json")
+    if not (
+        isinstance(meta, dict) and isinstance(meta.get("classes"), list) and "net" in meta and "model" in meta["files"]
+    ):
+        raise SdrsegError(f"{folder / 'meta.json'}: does not describe a step of a run. Give RUN or RUN/steps/NUMBER.")
+    return meta
+
+
+def _config_of(run: Path | None, meta: dict[str, Any], folder: Path) -> Config:
+    """That of the run; a step's folder alone knows its network, and the rest is as for VOC."""
+    if run is None:
+        return saved_config({"net": meta["net"]}, str(folder / "meta.json"))
+    saved = RunFolder(run).read_json("config.json")
+    return saved_config({**saved["config"], "net": meta["net"]}, str(run / "config.json"))
+
+
+def find_device(wish: str | torch.device | None) -> torch.device:
+    """The device of this name, or the best there is."""
+    if wish is None:
+        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(best)
+    try:
+        device = torch.device(wish)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise SdrsegError(f"device {wish}: cannot be used ({first_line(error)}). Try cpu, cuda or cuda:0.") from error
+    return device
+
+
+def _forward(network: Network, device: torch.device, precision: str) -> Callable[[Tensor], Tensor]:
+    """uint8 tiles to float32 logits, computed with the precision that models are scored with."""
+    low = precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+
+    def forward(tiles: Tensor) -> Tensor:
+        images = tiles.to(device, memory_format=torch.channels_last)
+        with torch.autocast(device.type, torch.bfloat16, enabled=low):
+            logits: Tensor = network(normalise(images)).logits
+        return logits.float()
+
+    return forward

@@ -1,0 +1,132 @@
+"""Tiles by memory, their count, images one after the other, legends and photographs of telephones."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import sdrseg as library
+from sdrseg.data.shapes import Shapes
+from sdrseg.predict.legend import with_legend
+from sdrseg.predict.tiles import fitting_tiles, tile_count
+
+GIB = 2**30
+SCENE = Shapes(size=64, train=1, val=1).image("val-00000")
+
+
+@pytest.mark.parametrize(
+    ("free", "classes", "crop", "side"),
+    [
+        (0, 21, 96, 512),  # not known
+        (GIB // 2, 21, 96, 512),
+        (2 * GIB, 21, 96, 768),
+        (4 * GIB, 21, 96, 1024),
+        (4 * GIB, 151, 96, 768),
+        (80 * GIB, 21, 96, 1024),
+        (GIB // 2, 21, 2048, 2048),  # trained on larger ones
+    ],
+)
+def test_tiles_are_as_large_as_memory_allows_and_at_least_512(free, classes, crop, side):
+    found, together = fitting_tiles(free, classes, crop)
+    assert found == side and together >= 1
+    assert together == 1 or together * side**2 * (800 + 16 * classes) <= free / 2
+
+
+def test_a_small_crop_does_not_make_small_tiles(trained):
+    model = library.load(trained)
+    assert model.crop == 32 and model.tile >= 512
+
+
+def test_progress_counts_tiles(trained):
+    model, image, said = library.load(trained), np.resize(SCENE, (100, 170, 3)), []
+    model.predict(image, tile=64, overlap=16, report=lambda done, total: said.append((done, total)))
+    count = tile_count(100, 170, 64, 16, model.multiple)
+    assert count == 2 * 4 and said == [(n + 1, count) for n in range(count)]
+    assert math.prod([1, 1]) == model.tiles(64, 64)
+
+
+@pytest.mark.parametrize("form", ["list", "generator", "array", "tensor"])
+def test_many_images_in_every_form(trained, form):
+    model = library.load(trained)
+    batch = np.stack([SCENE, SCENE[::-1], SCENE[:, ::-1]])
+    forms = {
+        "list": list(batch),
+        "generator": (image for image in batch),
+        "array": batch,
+        "tensor": torch.from_numpy(batch.copy()).permute(0, 3, 1, 2),
+    }
+    ticks = []
+    masks = [p.mask for p in model.predict_each(forms[form], batch_size=2, tick=ticks.append)]
+    assert sum(ticks) == len(masks) == 3
+    for image, mask in zip(batch, masks, strict=True):
+        assert (mask != model.predict(image).mask).mean() < 1e-3
+
+
+def test_a_generator_is_read_a_few_images_ahead(trained):
+    model, read = library.load(trained), []
+
+    def images():
+        for number in range(6):
+            read.append(number)
+            yield SCENE
+
+    predictions = model.predict_each(images(), batch_size=2)
+    next(predictions)
+    assert read == [0, 1, 2]
+    assert len(list(predictions)) == 5 and read == list(range(6))
+    assert model.predict_many(iter(())) == []
+
+
+def test_the_bar_of_many_images_counts_their_tiles(sdrseg, trained, monkeypatch):
+    from contextlib import contextmanager
+
+    import sdrseg.predict.command as command
+
+    said = []
+
+    @contextmanager
+    def progress(what):
+        yield lambda done, total: said.append((done, total))
+
+    monkeypatch.setattr(command, "progress", progress)
+    Image.fromarray(np.resize(SCENE, (100, 170, 3))).save("a.png")
+    Image.fromarray(SCENE).save("b.png")
+    Path("c.png").write_bytes(b"no picture")
+    sdrseg("predict", trained, "a.png", "c.png", "b.png", "--out", "o", "--tile", 64, "--overlap", 16, "--json")
+    assert sorted(said)[-1] == (8 + 1 + 1, 8 + 1 + 1) and len(said) >= 4
+
+
+def test_a_heic_photograph_is_named_with_what_it_needs(sdrseg, trained):
+    Path("in").mkdir()
+    Image.fromarray(SCENE).save("in/a.png")
+    Path("in/b.HEIC").write_bytes(b"....ftypheic")
+    code, out, err = sdrseg("predict", trained, "in", "--out", "o", "--json")
+    told = json.loads(out)
+    assert code == 1 and len(told["images"]) == 1 and [f["image"] for f in told["failed"]] == ["in/b.HEIC"]
+    assert "b.HEIC" in err
+
+
+def test_a_legend_lies_below_the_image_and_shows_the_colours():
+    picture = Image.new("RGB", (200, 50), (1, 2, 3))
+    assert with_legend(picture, []) is picture
+    names = ["cat", "a name that is far too long for a picture of two hundred pixels", "kočka", "[b]"]
+    colours = [(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66)]
+    whole = np.asarray(with_legend(picture, list(zip(names, colours, strict=True))))
+    assert whole.shape[1] == 200 and (whole[:50] == (1, 2, 3)).all()
+    below = whole[50:].reshape(-1, 3)
+    for colour in colours:
+        assert (below == colour).all(1).sum() >= 80  # a square
+    assert (below == (255, 255, 255)).all(1).mean() > 0.5
+
+
+def test_an_overlay_names_the_classes_that_are_there(trained):
+    prediction = library.load(trained).predict(SCENE)
+    plain, told = prediction.overlay(), prediction.overlay(legend=True)
+    np.testing.assert_array_equal(np.asarray(told)[:64], np.asarray(plain))
+    assert (told.height > 64) == bool((prediction.mask > 0).any())
