@@ -306,7 +306,15 @@ def test_an_unreadable_image_is_named_in_the_main_process(held, number, kind):
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_broken_files_are_named(tmp_path: Path, number):
+@pytest.mark.parametrize(
+    ("file", "kept", "words"),
+    [
+        ("images/b.png", 20, "cannot be read as a picture"),
+        ("masks/b.png", 60, "cannot be read as a picture"),
+        ("masks/c.png", None, "no such file"),
+    ],
+)
+def test_broken_files_are_named(tmp_path: Path, number, file, kept, words):
     class Files(PictureFiles):
         name = "files"
         classes = ("background", "cat", "dog")
@@ -320,21 +328,14 @@ def test_broken_files_are_named(tmp_path: Path, number):
         for id in "abc":
             pixels = np.random.default_rng(0).integers(0, 3, (7, 9) if mode == "L" else (7, 9, 3))
             Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / kind / f"{id}.png")
-    for file, content, words in (
-        ("images/b.png", b"no picture", "cannot be read as a picture"),
-        ("masks/b.png", (tmp_path / "masks/b.png").read_bytes()[:60], "cannot be read as a picture"),
-        ("masks/c.png", None, "no such file"),
-    ):
-        path = tmp_path / file
-        healthy, files = path.read_bytes(), Files()
-        if content is None:
-            path.unlink()
-        else:
-            path.write_bytes(content)
-        with pytest.raises(DataError) as caught:
-            list(train_batches(files, "abc", TABLE, config("train.batch_size=1", f"data.workers={number}")))
-        assert str(path) in str(caught.value) and words in str(caught.value)
-        path.write_bytes(healthy)
+    path, files = tmp_path / file, Files()
+    if kept is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(DataError) as caught:
+        list(train_batches(files, "abc", TABLE, config("train.batch_size=1", f"data.workers={number}")))
+    assert str(path) in str(caught.value) and words in str(caught.value)
 
 
 def test_the_number_of_workers(monkeypatch):

@@ -349,12 +349,12 @@ def test_other_scenarios_are_refused(report_runs, tmp_path):
     (tmp_path / "other/config.json").write_text(config.replace("shapes:8-1@disjoint", "shapes:8-1@overlapped"))
     with pytest.raises(SdrsegError, match=r"its scenario is shapes:8-1@overlapped, not shapes:8-1@disjoint"):
         write_report([report_runs["sdr"], tmp_path / "other"], tmp_path / "out.html")
-    (tmp_path / "other/config.json").write_text(config)
-    scenario = json.loads((tmp_path / "other/scenario.json").read_text())
+    shutil.copytree(report_runs["ft"], tmp_path / "masks")
+    scenario = json.loads((tmp_path / "masks/scenario.json").read_text())
     scenario["mask_digests"]["val-00003"] = "00" * 16
-    (tmp_path / "other/scenario.json").write_text(json.dumps(scenario))
+    (tmp_path / "masks/scenario.json").write_text(json.dumps(scenario))
     with pytest.raises(SdrsegError, match="test masks have other content"):
-        write_report([report_runs["sdr"], tmp_path / "other"], tmp_path / "out.html")
+        write_report([report_runs["sdr"], tmp_path / "masks"], tmp_path / "out.html")
     with pytest.raises(SdrsegError, match="named twice"):
         write_report([report_runs["sdr"], report_runs["sdr"]], tmp_path / "out.html")
     with pytest.raises(SdrsegError, match=r"Is .* a run\?"):
