@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from sdrseg.config import parse_settings
+from sdrseg.data.voc import Voc
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import NotFiniteError
 
@@ -49,17 +50,19 @@ def photographs(folder: Path, voc: Path, classes: int, images: int, size: int) -
     table[255] = 255
     for value, id in kept.items():
         table[value] = id
-    count = {True: 0, False: 0}
-    for file in sorted((voc / "SegmentationClassAug").glob("*.png")):
-        mask = table[np.asarray(Image.open(file))]
+    count, source = {True: 0, False: 0}, Voc(voc)
+    for id in source.ids("val"):
+        if sum(count.values()) == images:
+            break
+        mask = table[source.mask(id)]
         new = bool((mask == classes).any())
         if not ((mask > 0) & (mask < 255)).any() or count[new] >= images // 2:
             continue
         count[new] += 1
-        image = Image.open(voc / "JPEGImages" / f"{file.stem}.jpg").convert("RGB")
+        image = Image.fromarray(source.image(id))
         shape = (size * image.width // image.height, size)
         resized = Image.fromarray(mask).resize(shape, Image.Resampling.NEAREST)
-        _write(folder, file.stem, np.asarray(image.resize(shape)), np.asarray(resized))
+        _write(folder, id, np.asarray(image.resize(shape)), np.asarray(resized))
     _describe(folder, classes)
 
 

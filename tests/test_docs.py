@@ -177,7 +177,7 @@ def imports(file: Path) -> set[str]:
 def test_every_import_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    places = {"src": [*extras["export"], *extras["sbd"]]} | dict.fromkeys(
+    places = {"src": [*extras["export"], *extras["heif"], *extras["sbd"]]} | dict.fromkeys(
         ("tests", "benchmarks", "scripts"), extras["dev"]
     )
     files = {place: list((ROOT / place).rglob("*.py")) for place in places}

@@ -22,7 +22,7 @@ from sdrseg.data.shapes import Shapes
 from sdrseg.errors import DataError, SdrsegError
 from sdrseg.predict import ClassInfo, Model, load
 from sdrseg.predict.images import find_inputs, pixels_of, read_pixels
-from sdrseg.predict.tiles import logit_strips, tile_axis
+from sdrseg.tiles import logit_strips, tile_axis
 
 SCENE = Shapes(size=64, train=1, val=2).image("val-00000")
 

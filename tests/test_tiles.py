@@ -14,7 +14,7 @@ from PIL import Image
 import sdrseg as library
 from sdrseg.data.shapes import Shapes
 from sdrseg.predict.legend import with_legend
-from sdrseg.predict.tiles import fitting_tiles, tile_count
+from sdrseg.tiles import fitting_tiles, tile_count
 
 GIB = 2**30
 SCENE = Shapes(size=64, train=1, val=1).image("val-00000")
@@ -130,3 +130,47 @@ def test_an_overlay_names_the_classes_that_are_there(trained):
     plain, told = prediction.overlay(), prediction.overlay(legend=True)
     np.testing.assert_array_equal(np.asarray(told)[:64], np.asarray(plain))
     assert (told.height > 64) == bool((prediction.mask > 0).any())
+
+
+def test_scoring_in_strips_or_in_small_batches_counts_the_same(trained, monkeypatch):
+    """Images that are too large to be scored whole, or many at a time, are scored like others."""
+    import sdrseg.engine.evaluate as evaluate
+
+    whole = evaluate.score_again(trained)
+    assert all(step["same"] for step in whole)
+    monkeypatch.setattr(evaluate, "SMALL", 1)
+    assert evaluate.score_again(trained) == whole
+    monkeypatch.setattr(evaluate, "LARGEST", 1)
+    assert evaluate.score_again(trained) == whole
+
+
+def test_large_images_are_scored_as_they_are_predicted(trained, monkeypatch):
+    """The confusion matrix of one image in tiles is that of the mask that `predict` makes of it."""
+    from types import SimpleNamespace
+
+    import sdrseg.engine.evaluate as evaluate
+    from sdrseg.data.batches import Batch
+
+    model, image = library.load(trained), np.resize(SCENE, (100, 170, 3))
+    truth = np.random.default_rng(0).integers(0, len(model.classes), (100, 170)).astype(np.uint8)
+    truth[:3] = 255
+    monkeypatch.setattr(evaluate, "LARGEST", 1)
+    monkeypatch.setattr(evaluate, "SIDES", (64,))
+    labels = torch.from_numpy(truth)[None]
+    batch = Batch(torch.from_numpy(image.copy()).permute(2, 0, 1)[None], labels, labels == 255, ("a",))
+    fabric = SimpleNamespace(device=torch.device("cpu"), autocast=lambda: torch.autocast("cpu", enabled=False))
+    found = evaluate.confusion(fabric, model.network, [batch], len(model.classes))
+    mask = model.predict(image, tile=64, overlap=16, batch_size=1).mask  # ids are channels in this run
+    expected = np.zeros_like(found)
+    np.add.at(expected, (truth[truth < 255], mask[truth < 255]), 1)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_evaluate_with_another_transform(sdrseg, trained):
+    code, out, _ = sdrseg("evaluate", trained, "--transform", "crop512", "--json")
+    told = json.loads(out)
+    assert code == 0 and [step["same"] for step in told] == [None] * 3 and told[0]["transform"] == "crop512"
+    code, out, _ = sdrseg("evaluate", trained, "--transform", "full_image", "--json")  # that of the run
+    assert code == 0 and all(step["same"] for step in json.loads(out))
+    code, _, err = sdrseg("evaluate", trained, "--transform", "full")
+    assert code == 2 and "full_image" in err

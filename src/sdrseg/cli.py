@@ -161,6 +161,9 @@ def train(
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     path: DataPath = None,
+    transform: Annotated[
+        str | None, typer.Option(help="crop512 or full_image, if not as in training (eval.transform).")
+    ] = None,
     source: SourceFile = None,
     json: AsJson = False,
 ) -> None:
@@ -170,7 +173,7 @@ def evaluate(
 
     if source is not None:
         run_source_file(source)
-    if not evaluate_run(run, path, json):
+    if not evaluate_run(run, path, json, transform):
         raise typer.Exit(1)
 
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from sdrseg.config import saved_config
+from sdrseg.config.sections import Eval
 from sdrseg.data.augment import normalise
-from sdrseg.data.batches import Batches, eval_batches
+from sdrseg.data.batches import Batch, Batches, eval_batches
 from sdrseg.data.index import map_with_threads
 from sdrseg.decision import Decision, decide
 from sdrseg.distributed import Everyone
 from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job
 from sdrseg.engine.saved import open_step
-from sdrseg.errors import DataError, SdrsegError, UsageError
+from sdrseg.errors import DataError, SdrsegError, UsageError, nearest
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
 from sdrseg.metrics import StepScore, summary
@@ -28,9 +31,15 @@ from sdrseg.network import Network
 from sdrseg.scenario import Step, parse_spec
 from sdrseg.terminal import progress
 from sdrseg.threads import adapt
+from sdrseg.tiles import SIDES, logit_strips
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+LARGEST = SIDES[0] ** 2
+"""Pixels of an image that is scored whole."""
+SMALL = 512**2
+"""Pixels of an image of which eval.batch_size are scored at a time; of larger ones there are fewer."""
 
 
 @torch.inference_mode()
@@ -43,14 +52,36 @@ def confusion(
     total = torch.zeros(classes, classes, dtype=torch.int64, device=fabric.device)
     for batch in batches:
         adapt()
-        batch = batch.to(fabric.device)
-        with fabric.autocast():
-            logits = network(normalise(batch.images)).logits
-        labels, decided = batch.labels.long(), decide(logits, decision)
-        total += multiclass_confusion_matrix(decided, labels, classes, ignore_index=VOID, validate_args=False)
+        for labels, logits in _answers(fabric, network, batch.to(fabric.device)):
+            decided = decide(logits, decision)
+            total += multiclass_confusion_matrix(
+                decided, labels.long(), classes, ignore_index=VOID, validate_args=False
+            )
     network.train(was_training)
     result: NDArray[np.int64] = Everyone().sum(total).cpu().numpy()
     return result
+
+
+def _answers(fabric: Fabric, network: Network, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Labels and logits of a batch, whole; or of images too large for that in strips, as `sdrseg predict` sees them."""
+
+    def forward(images: Tensor) -> Tensor:
+        with fabric.autocast():
+            logits: Tensor = network(normalise(images)).logits
+        return logits
+
+    pixels = batch.images.shape[-2] * batch.images.shape[-1]
+    if pixels <= LARGEST:
+        together = len(batch.images) if pixels <= SMALL else max(1, 8 * SMALL // pixels)
+        for first in range(0, len(batch.images), together):
+            yield batch.labels[first : first + together], forward(batch.images[first : first + together])
+        return
+    for image, labels in zip(batch.images, batch.labels, strict=True):
+        tile = SIDES[0]
+        for top, logits in logit_strips(
+            image, forward, tile=tile, overlap=tile // 4, multiple=network.multiple, batch_size=1
+        ):
+            yield labels[None, top : top + logits.shape[1]], logits[None]
 
 
 def score(job: Job, step: Step, network: Network, decision: Decision, transform: str | None = None) -> StepScore:
@@ -132,8 +163,17 @@ def summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]
     return result
 
 
-def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
-    """Score all finished steps of a run from their saved models; each with whether it is what was measured then."""
+def score_again(
+    run: str | Path, data: str | Path | None = None, *, transform: str | None = None
+) -> list[dict[str, Any]]:
+    """Score all finished steps of a run from their saved models; each with whether it is what was measured then.
+
+    `transform`: another one than the run's eval.transform; "same" is then None. In Python this is `sdrseg.evaluate`.
+    """
+    out, data = Path(run), None if data is None else Path(data)
+    transforms = get_args(get_type_hints(Eval)["transform"])
+    if transform is not None and transform not in transforms:
+        raise UsageError(f"--transform {transform} is not possible{nearest(transform, transforms)}")
     folder = RunFolder(out)
     saved = folder.read_json("config.json")
     if not folder.has_metrics(0):
@@ -145,7 +185,10 @@ def score_again(out: Path, data: Path | None = None) -> list[dict[str, Any]]:
     results = []
     for step in job.scenario:
         if folder.has_metrics(step.number):
-            now = {**score_saved(job, step).to_dict(), "scored_on": job.scored_on}
+            now = {**score_saved(job, step, transform).to_dict(), "scored_on": job.scored_on}
+            if transform not in (None, config.eval.transform):
+                results.append({**now, "transform": transform, "same": None})
+                continue
             then = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}
             results.append({**now, "same": now == then})
             if now != then:

@@ -30,22 +30,25 @@ def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
     out.print(f"run folder: {folder}", markup=False)
 
 
-def evaluate_run(folder: Path, data: Path | None, json: bool) -> bool:
+def evaluate_run(folder: Path, data: Path | None, json: bool, transform: str | None = None) -> bool:
     """Score all finished steps again; whether the numbers are those measured at training time."""
     from sdrseg.engine.evaluate import score_again
 
-    results = score_again(folder, data)
+    results = score_again(folder, data, transform=transform)
     if json and Everyone().rank == 0:
         print_json(results)
     elif Everyone().rank == 0:
         rows = [[r["step"], *(_percent(r["miou"][n]) for n in ("old", "new", "all")), _same(r)] for r in results]
-        print_table("mIoU, scored again, in per cent", ["step", "old", "new", "all", "as at training time"], rows)
+        how = f" with {transform}" if transform else ""
+        print_table(f"mIoU, scored again{how}, in per cent", ["step", "old", "new", "all", "as at training time"], rows)
         for reason in sorted({r.get("difference") or "" for r in results} - {""}):
             console().print(reason, markup=False, soft_wrap=True)
-    return all(r["same"] for r in results)
+    return all(r["same"] is not False for r in results)
 
 
 def _same(result: dict[str, Any]) -> str:
+    if result["same"] is None:
+        return "not compared"
     return "yes" if result["same"] else f"NO, {_percent(result['miou_then']['all'])}"
 
 

@@ -16,9 +16,9 @@ from sdrseg.predict.images import Input, find_inputs, picture_size, printable, r
 from sdrseg.predict.loading import load
 from sdrseg.predict.model import Model
 from sdrseg.predict.prediction import Prediction
-from sdrseg.predict.tiles import check_tiles
 from sdrseg.predict.write import Outputs
 from sdrseg.terminal import console, print_json, print_table, progress
+from sdrseg.tiles import check_tiles
 
 MOST = 2**26
 """Bytes of images that are read ahead, unless a single image is larger."""

@@ -20,7 +20,7 @@ from sdrseg.errors import SdrsegError
 from sdrseg.network import Network
 from sdrseg.predict.images import pixels_of
 from sdrseg.predict.prediction import ClassInfo, Prediction
-from sdrseg.predict.tiles import (
+from sdrseg.tiles import (
     Forward,
     check_tiles,
     fitting_tiles,
