@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.distributed import Everyone
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, nearest
 from sdrseg.files import atomic_writer
 from sdrseg.study.cell import read_cells
 from sdrseg.study.compare import compare
@@ -133,3 +133,21 @@ def _known(transform: str | None) -> str | None:
     if transform not in (None, "crop512", "full_image"):
         raise UsageError(f"--eval {transform} is not possible: crop512 or full_image.")
     return transform
+
+
+def draw(kind: str, places: Sequence[Path], out: Path, data: Path | None, images: int, every_step: bool) -> list[Path]:
+    """`sdrseg figures`: the files that were written."""
+    from sdrseg.study import figures, model_figures
+
+    if kind == "steps":
+        return figures.draw_steps(read_cells(places), out)
+    if kind == "per-class":
+        return figures.draw_classes(read_cells(places), out)
+    if kind == "qualitative":
+        return model_figures.draw_qualitative(places, data, images, every_step, out)
+    if kind == "histogram":
+        return model_figures.draw_histogram(places, data, images, out)
+    if kind == "latent":
+        return model_figures.draw_latent(places, data, images, out)
+    known = ["steps", "per-class", "qualitative", "histogram", "latent"]
+    raise UsageError(f"unknown figure {kind!r}{nearest(kind, known)}")

@@ -26,7 +26,7 @@ from typing import Any
 from sdrseg.config import Config, load_config
 from sdrseg.data import read_spec
 from sdrseg.errors import UsageError, nearest
-from sdrseg.methods import find_method, method_layers, resolve_method
+from sdrseg.methods import find_method, method_layers, own_sections, resolve_method
 from sdrseg.methods.own import file_digest
 from sdrseg.scenario import Spec
 from sdrseg.study.cell import cell_name, config_hash
@@ -192,7 +192,7 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
     for key, value in settings.items():
         section, _, name = key.partition(".")
         nested.setdefault(section, {})[name] = value
-    config = load_config(spec.source, between=[*layers, (origin, nested)])
+    config = load_config(spec.source, between=[*layers, (origin, nested)], own=own_sections(method))
     return Experiment(spec, method, preset, config, settings, {key: settings.get(key) for key in varied})
 
 

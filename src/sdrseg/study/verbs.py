@@ -12,7 +12,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSO
 
 def add_verbs(app: typer.Typer) -> None:
     """Give the command line the verbs of this file."""
-    for verb in (run, result, compare, tables):
+    for verb in (run, result, compare, tables, figures):
         app.command()(verb)
 
 
@@ -144,3 +144,18 @@ def tables(
     )
     if not all_well:
         raise typer.Exit(1)
+
+
+def figures(
+    kind: Annotated[str, typer.Argument(help="steps, per-class, qualitative, histogram or latent.")],
+    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs; for the first two, results as well.")],
+    out: Annotated[Path | None, typer.Option(metavar="NAME", help="Files NAME.svg, NAME.pdf, NAME.png.")] = None,
+    path: DataPath = None,
+    images: Annotated[int, typer.Option(min=1, max=100, help="Test images to look at.")] = 4,
+    every_step: Annotated[bool, typer.Option("--every-step", help="qualitative: predictions after each step.")] = False,
+) -> None:
+    """Draw a figure for a paper as SVG, PDF and PNG."""
+    from sdrseg.study.commands import draw
+
+    for file in draw(kind, places, out or Path(kind), path, images, every_step):
+        print(file)

@@ -1,0 +1,71 @@
+"""Figures for papers: drawn from results and from models of tiny runs."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdrseg.errors import UsageError
+from sdrseg.report.latent import BINS, Latent
+from sdrseg.study.cell import cell_of
+from sdrseg.study.figures import FORMATS, draw_classes, draw_steps, look_of
+from sdrseg.study.model_figures import share_uncertain
+from test_tables import cell
+
+
+@pytest.mark.parametrize("kind", ["steps", "per-class", "qualitative", "histogram", "latent"])
+def test_a_figure_comes_in_three_formats_and_replaces_nothing(kind, trained, tmp_path, sdrseg):
+    more = ["--images", 2] + (["--every-step"] if kind == "qualitative" else [])
+    code, out, err = sdrseg("figures", kind, trained, "--out", tmp_path / "figure", *more)
+    assert code == 0, err
+    files = [tmp_path / f"figure.{format}" for format in FORMATS]
+    assert out.split() == [str(file) for file in files]
+    width = float(ET.parse(files[0]).getroot().attrib["width"].removesuffix("pt"))
+    assert width == pytest.approx(72 * (6.9 if kind in ("steps", "qualitative", "latent") else 3.35), abs=0.1)
+    assert files[1].read_bytes().startswith(b"%PDF")
+    with Image.open(files[2]) as picture:
+        assert len(np.unique(np.asarray(picture.convert("L")))) > 10  # something is on it
+    styles = [text.attrib["style"] for text in _texts(files[0]) if "style" in text.attrib]  # not powers of ten
+    assert styles and all("font-size: 8px" in style or "font: 8px" in style for style in styles)
+    before = [file.read_bytes() for file in files]
+    assert sdrseg("figures", kind, trained, "--out", tmp_path / "figure", *more)[0] == 2
+    assert [file.read_bytes() for file in files] == before
+
+
+def _texts(file: Path) -> list[ET.Element]:
+    return [element for element in ET.parse(file).iter() if element.tag.endswith("}text")]
+
+
+def test_a_figure_shows_one_scenario(trained, tmp_path, sdrseg):
+    with pytest.raises(UsageError, match="one scenario"):
+        draw_steps([cell_of(trained), cell("ft")], tmp_path / "x")
+    assert sdrseg("figures", "step", trained)[0] == 2
+
+
+def test_seeds_become_one_line_with_a_band(trained, tmp_path):
+    one = cell_of(trained)
+    other = {
+        **one,
+        "seed": 1,
+        "config": "other",
+        "per_step": [{**s, "all": (s["all"] or 0) + 5} for s in one["per_step"]],
+    }
+    files = draw_steps([one, other], tmp_path / "steps")
+    names = ["".join(text.itertext()) for text in _texts(files[0])]
+    assert names.count("mib") == 1
+    assert draw_classes([one, other], tmp_path / "classes")[0].exists()
+
+
+def test_lines_differ_in_more_than_colour():
+    looks = [look_of(number) for number in range(12)]
+    assert len({look["color"] for look in looks[:6]}) == 6
+    assert len({(str(look["linestyle"]), look["marker"], look["color"]) for look in looks}) == 12
+
+
+def test_the_share_of_uncertain_activations():
+    assert share_uncertain(Latent(histogram=np.full(BINS, 1 / BINS))) == pytest.approx(0.55)
+    assert share_uncertain(Latent()) is None
