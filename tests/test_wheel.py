@@ -84,7 +84,8 @@ def test_it_is_the_wheel_that_is_imported(bin, tmp_path):
 
 
 def test_data_and_methods_work_there(bin, tmp_path):
-    shown = json.loads(run(tmp_path, bin / "sdrseg", "data", "shapes:6-1@disjoint", "--json", "--set", TINY[1]))
+    words = ["--json", "--picture", "grid.png", "--set", TINY[1]]
+    shown = json.loads(run(tmp_path, bin / "sdrseg", "data", "shapes:6-1@disjoint", *words))
     assert [step["step"] for step in shown["steps"]] == [0, 1, 2, 3, 4] and shown["problems"] == []
     assert (tmp_path / shown["picture"]).is_file()
     listed = run(tmp_path, bin / "sdrseg", "methods")

@@ -29,6 +29,9 @@ MAX_CLASSES = 254
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 """Pictures of this size decode faster so, and the other cores decode other pictures."""
 
+ORIENTATION = 0x0112
+"""The EXIF tag that says how a picture is turned; from 5 on, its sides are swapped."""
+
 Split = Literal["train", "val"]
 Array = NDArray[np.uint8]
 
@@ -175,6 +178,17 @@ def rgb(picture: Image.Image) -> Array:
         grey = (grey.clip(0, 65535).astype(np.uint16) >> 8).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)
     return np.asarray(picture if picture.mode == "RGB" else picture.convert("RGB"))
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    """(height, width) of a picture as `read_image` reads it; only its head is read."""
+    try:
+        with Image.open(path) as picture:
+            width, height = picture.size
+            return (width, height) if picture.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8) else (height, width)
+    except Exception as error:  # Pillow raises almost anything on broken bytes
+        reason = str(error) or type(error).__name__
+        raise DataError(f"{path}: cannot be read as a picture ({reason}). Replace or remove it.") from error
 
 
 def read_label(path: Path) -> NDArray[np.uint8 | np.uint16 | np.int32]:

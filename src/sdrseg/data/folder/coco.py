@@ -46,7 +46,7 @@ class Coco(Drawn):
         for split, file in files.items():
             part = part_names[file.path]
             prefix = f"{part}/" if part else ""
-            parts[split] = file.drawings(_image_folders(root, file.path, part), prefix, self.class_of)
+            parts[split] = file.drawings(image_folders(root, file.path, part), prefix, self.class_of)
         problems = [problem for file in files.values() for problem in file.problems]
         by = "files " + " and ".join(path.relative_to(root).as_posix() for path in paths.values())
         self._hold(settings, classes, parts, by, problems, note)
@@ -88,7 +88,7 @@ def _name_of_part(found: dict[str, Path]) -> str:
     return f"{{}}/{ROBOFLOW}" if roboflow else "annotations/*{}*.json"
 
 
-def _image_folders(root: Path, path: Path, part: str) -> list[Path]:
+def image_folders(root: Path, path: Path, part: str) -> list[Path]:
     """Where the images of an annotation file may lie, the likeliest first."""
     if path.name == ROBOFLOW:
         return [path.parent, path.parent / "images"]

@@ -33,8 +33,8 @@ class AnnotationFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: list[Problem] = []
-        self._data = _load(path)
-        self.categories, self._above = _categories(path, self._data["categories"])
+        self._data = load_json(path)
+        self.categories, self._above = read_categories(path, self._data["categories"])
 
     @property
     def dummies(self) -> set[int]:
@@ -148,7 +148,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _load(path: Path) -> dict[str, list[Any]]:
+def load_json(path: Path) -> dict[str, list[Any]]:
     try:
         data = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
@@ -160,7 +160,7 @@ def _load(path: Path) -> dict[str, list[Any]]:
     return lists
 
 
-def _categories(path: Path, entries: list[Any]) -> tuple[dict[int, str], dict[int, str]]:
+def read_categories(path: Path, entries: list[Any]) -> tuple[dict[int, str], dict[int, str]]:
     """Category names, and those of the categories above them, by category id, in order of id."""
     names: dict[int, str] = {}
     above: dict[int, str] = {}

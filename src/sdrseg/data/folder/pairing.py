@@ -14,7 +14,7 @@ from sdrseg.errors import DataError
 IMAGES = ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "rgb")
 MASKS = (
     "masks", "mask", "labels", "label", "annotations", "annotation", "segmentationclass", "segmentation",
-    "segmentations", "gt", "groundtruth", "ground_truth", "labelmaps",
+    "segmentations", "gt", "groundtruth", "ground_truth", "labelmaps", "stuffthingmaps",
 )  # fmt: skip
 BESIDE = ("annot", "_annot", "_labels", "_label", "_masks", "_mask", "masks", "labels")
 """What the folder of the masks of "train" is called where it lies beside it."""

@@ -15,7 +15,7 @@ from sdrseg.labels import VOID
 
 REST = "rest"
 """All values that the table of values does not name."""
-FORMATS = ("masks", "pascal", "coco", "panoptic", "yolo", "labelme")
+FORMATS = ("masks", "coco", "panoptic", "yolo", "labelme")
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,15 @@ def read_settings(root: Path, named: str = "") -> Settings:
     settings = Settings(toml, **given)
     _check_coding(settings)
     return settings
+
+
+def read_format(root: Path) -> str:
+    """The format that dataset.toml names, if it names one; what else stands there is checked by `read_settings`."""
+    try:
+        said = tomllib.loads(read_text(root / "dataset.toml")).get("format", "")
+    except (DataError, tomllib.TOMLDecodeError):
+        return ""
+    return said if said in FORMATS else ""
 
 
 def read_text(path: Path) -> str:

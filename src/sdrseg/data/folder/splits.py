@@ -46,8 +46,11 @@ def split_folders(folder: Path) -> dict[str, Path]:
     """The folders in `folder` that are named after the parts of a data set."""
     if not folder.is_dir():
         return {}
-    named = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
-    found = {part: [named[word] for word in words if word in named] for part, words in WORDS.items()}
+    folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+    found = {
+        part: [path for path in folders if path.name.lower().rstrip("0123456789") in words]  # train, train2017
+        for part, words in WORDS.items()
+    }
     for paths in found.values():
         if len(paths) > 1:
             raise DataError(f"{folder}: both {paths[0].name} and {paths[1].name} are there. Keep one of them.")

@@ -1,0 +1,212 @@
+"""Every format is recognised, read as it was written, and trained from, without a file being moved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sdrseg
+from formats import FORMATS, NAMES, Scene, coco, scenes, write
+from runs import Quiet
+from sdrseg.data.folder import open_folder
+from sdrseg.data.index import class_index
+from sdrseg.errors import DataError
+from sdrseg.scenario import PROTOCOLS, build_scenario, parse_spec
+
+SHARED = ("cvat_coco", "labelme", "labels_folder")  # in which nothing says what is held out
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory) -> dict[str, Path]:
+    found = {}
+    for name, (make, _) in FORMATS.items():
+        found[name] = tmp_path_factory.mktemp(name)
+        make(found[name])
+    return found
+
+
+def scene_of(id: str) -> Scene:
+    return next(scene for scene in scenes() if id.rpartition("/")[2] == scene.name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_read_as_it_was_written(roots, name):
+    source = open_folder(roots[name])
+    assert source.format.startswith(FORMATS[name][1]) and source.problems() == []
+    assert source.classes == NAMES and source.score_background
+    for split in ("train", "val"):
+        for id in source.ids(split):
+            assert np.array_equal(source.mask(id), scene_of(id).mask), id
+            assert source.image(id).shape == (32, 32, 3)
+    held = {"train": 12, "val": 3}
+    if name in SHARED:
+        held = {"train": 14, "val": 4}
+    assert {split: len(source.ids(split)) for split in held} == held
+    if name not in SHARED:
+        scored = "test" if name == "no_val" else "val"
+        assert {scene_of(id).part for id in source.ids("train")} == {"train"}
+        assert {scene_of(id).part for id in source.ids("val")} == {scored}
+        said = "so test is scored" if name == "no_val" else "Scored on val; test is not used"
+        assert any(said in note for note in source.notes)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_protocol_finds_the_images_of_a_format(roots, name, protocol):
+    source = open_folder(roots[name])
+    index = {split: class_index(source, split) for split in ("train", "val")}
+    scenario = build_scenario(parse_spec(f"folder:1-1@{protocol}"), source, index["train"], index["val"])
+    for number, step in enumerate(scenario.steps, 1):
+        held = {id: set(np.unique(scene_of(id).mask)) for id in source.ids("train")}
+        later = set(range(number + 1, 4)) if protocol != "overlapped" else set()
+        assert step.train_ids == tuple(id for id, found in held.items() if number in found and not found & later)
+        assert step.train_ids
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_trained_from(roots, name, protocol, tmp_path):
+    before = sorted(roots[name].rglob("*"))
+    tiny = {
+        "data.crop": 32,
+        "data.workers": 0,
+        "train.batch_size": 2,
+        "train.epochs": 1,
+        "eval.transform": "full_image",
+    }
+    tiny |= {"net.encoder": "toy16", "net.weights": "none", "net.output_stride": 8, "net.decoder": "deeplabv3"}
+    spec = f"folder:1-1@{protocol}"
+    summary = sdrseg.train(
+        spec, "ft", tmp_path / "run", data=roots[name], settings=tiny, display=Quiet(), bases=tmp_path
+    )
+    assert summary["classes"] == list(NAMES) and summary["miou"]["all"] is not None
+    assert sorted(roots[name].rglob("*")) == before
+
+
+def test_test_is_scored_if_asked(roots):
+    for name in ("roboflow_coco", "yolo", "side_by_side", "panoptic", "pascal", "pairs"):
+        toml = roots[name] / "dataset.toml"
+        before = toml.read_text() if toml.exists() else ""
+        toml.write_text(before + 'score = "test"\n')
+        source = open_folder(roots[name])
+        assert {scene_of(id).part for id in source.ids("val")} == {"test"}
+        assert "Scored on test; val is not used" in source.notes[0]
+        toml.write_text(before)
+
+
+def test_a_dummy_category_is_left_out_and_said(roots):
+    assert "Category 'animals' only stands above the others" in " ".join(open_folder(roots["roboflow_coco"]).notes)
+
+
+def test_two_formats_in_one_folder_are_told_apart_by_name(tmp_path):
+    FORMATS["yolo"][0](tmp_path)
+    write(tmp_path / "annotations.json", coco(scenes(), folder="train/"))
+    with pytest.raises(
+        DataError, match=r'both annotations\.json \(format = "coco"\) and data\.yaml \(format = "yolo"\)'
+    ):
+        open_folder(tmp_path)
+    (tmp_path / "dataset.toml").write_text('format = "yolo"\n')
+    assert open_folder(tmp_path).format == "YOLO polygons (data.yaml)"
+
+
+# --- what is broken is named, and the rest is used --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("0 0.5 0.5 0.2 0.2", "line 2: a box, CLASS X Y WIDTH HEIGHT; segmentation needs polygons"),
+        ("7 0 0 1 0 1 1", "line 2: '7' is no class of data.yaml"),
+        ("x 0 0 1 0 1 1", "line 2: 'x' is no class of data.yaml"),
+        ("0 0 0 1 zero 1 1", "line 2: something else than numbers"),
+        ("0 0 0 1 0 1", "line 2: a polygon of 5 numbers"),
+        ("0 nan 0 1 0 1 1", "line 2: a polygon with something else than numbers"),
+        ("0 2 2 3 2 3 3", "line 2: polygons wholly outside the image"),
+    ],
+)
+def test_broken_lines_of_yolo(tmp_path, line, said):
+    FORMATS["yolo"][0](tmp_path)
+    file = tmp_path / "labels/train/photo00.txt"
+    file.write_text(file.read_text() + line + "\n")
+    source = open_folder(tmp_path)
+    (problem,) = source.problems()
+    assert (problem.file, problem.kind) == (str(file), "broken annotation") and said in problem.detail
+    assert np.array_equal(source.mask("train/photo00"), scene_of("photo00").mask)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("names: [a", "not valid YAML"),
+        ("- a", "holds no keys"),
+        ("train: images/train", "names = None is no list of class names"),
+        ("names: [a]\ntrain: /etc\nval: ../../..", "no images were found"),
+    ],
+)
+def test_broken_yaml(tmp_path, text, said):
+    (tmp_path / "data.yaml").write_text(text)
+    with pytest.raises(DataError, match=said):
+        open_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ({"label": "cat", "shape_type": "line", "points": [[0, 0], [5, 5]]}, "a line; draw polygons"),
+        ({"label": "cat", "points": [[0, 0], [5, 5]]}, "a polygon of 4 numbers"),
+        ({"label": "cat", "points": "abc"}, "points are not pairs of numbers"),
+        ({"label": None, "points": []}, "None is no class"),
+        ("nothing", "'nothing' is no class"),
+        ({"label": "cat", "shape_type": "circle", "points": [[0, 0]]}, "a circle of 1 points; it takes 2"),
+    ],
+)
+def test_broken_shapes_of_labelme(tmp_path, shape, said):
+    FORMATS["labelme"][0](tmp_path)
+    scene = scene_of("photo01")
+    polygon = {"label": "cat", "points": np.reshape(scene.polygon(scene.boxes[0]), (4, 2)).tolist()}
+    write(tmp_path / "photo01.json", {"imagePath": "photo01.jpg", "shapes": [shape, polygon]})
+    (problem,) = open_folder(tmp_path).problems()
+    assert problem.kind == "broken annotation" and f"shapes[0]: {said}" in problem.detail
+
+
+def test_circles_and_ignored_shapes_of_labelme(tmp_path):
+    FORMATS["labelme"][0](tmp_path)
+    shapes = [{"label": "dog", "shape_type": "circle", "points": [[16, 16], [16, 26]]}]
+    shapes.append({"label": "__ignore__", "shape_type": "rectangle", "points": [[0, 0], [4, 2]]})
+    write(tmp_path / "photo00.json", {"shapes": shapes})
+    mask = open_folder(tmp_path).mask("photo00")
+    assert abs((mask == 3).sum() - np.pi * 100) < 8 and (mask == 255).sum() == 8
+
+
+def test_a_photograph_that_lies_on_its_side(tmp_path):
+    """Polygons are drawn on the picture as it is shown, whatever way its pixels are stored."""
+    from PIL import Image
+
+    FORMATS["yolo"][0](tmp_path)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.zeros((20, 32, 3), np.uint8)).save(tmp_path / "images/train/photo00.jpg", exif=exif)
+    source = open_folder(tmp_path)
+    assert source.image("train/photo00").shape == (32, 20, 3) and source.mask("train/photo00").shape == (32, 20)
+
+
+def test_names_in_files_do_not_lead_out_of_the_folder(tmp_path):
+    told = coco(scenes())
+    told["images"][0]["file_name"] = "../secret.jpg"
+    told["images"][1]["file_name"] = "/etc/passwd"
+    FORMATS["cvat_coco"][0](tmp_path)
+    write(tmp_path / "annotations/instances_default.json", told)
+    source = open_folder(tmp_path)
+    assert [p.kind for p in source.problems()] == ["broken image entry"] * 2
+    assert all("leads out of the folder" in p.detail for p in source.problems())
+
+
+@pytest.mark.parametrize("line", ["cat:1,2", "cat:1,2,300::", "cat", "cat:a,b,c::"])
+def test_broken_labelmaps(tmp_path, line):
+    FORMATS["pascal"][0](tmp_path)
+    file = tmp_path / "labelmap.txt"
+    file.write_text(file.read_text() + line)
+    with pytest.raises(DataError, match=r"labelmap\.txt, line 6: .* is not NAME:RED,GREEN,BLUE::"):
+        open_folder(tmp_path)
