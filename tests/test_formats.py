@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import sdrseg
 from formats import FORMATS, NAMES, Scene, coco, scenes, write
 from runs import Quiet
 from sdrseg.data.folder import open_folder
 from sdrseg.data.index import class_index
+from sdrseg.engine.run import train
 from sdrseg.errors import DataError
 from sdrseg.scenario import PROTOCOLS, build_scenario, parse_spec
 
@@ -78,11 +79,54 @@ def test_a_format_is_trained_from(roots, name, protocol, tmp_path):
     }
     tiny |= {"net.encoder": "toy16", "net.weights": "none", "net.output_stride": 8, "net.decoder": "deeplabv3"}
     spec = f"folder:1-1@{protocol}"
-    summary = sdrseg.train(
-        spec, "ft", tmp_path / "run", data=roots[name], settings=tiny, display=Quiet(), bases=tmp_path
-    )
+    summary = train(spec, "ft", tmp_path / "run", data=roots[name], settings=tiny, display=Quiet(), bases=tmp_path)
     assert summary["classes"] == list(NAMES) and summary["miou"]["all"] is not None
     assert sorted(roots[name].rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_converted(roots, name, sdrseg):
+    code, out, _ = sdrseg("convert", roots[name], "plain", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["problems"] == [] and told["classes"] == list(NAMES)
+    before, after = open_folder(roots[name]), open_folder(Path("plain"))
+    assert (after.format, after.split_by) == ("images and masks", "folders images/train and images/val")
+    assert after.classes == NAMES and after.notes == () and after.problems() == []
+    for split in ("train", "val"):
+        assert [scene_of(id) for id in after.ids(split)] == [scene_of(id) for id in before.ids(split)]
+        for id in after.ids(split):
+            assert np.array_equal(after.mask(id), scene_of(id).mask)
+    assert sorted(path.name for path in Path("plain").iterdir()) == ["dataset.toml", "images", "masks"]
+    code, _, err = sdrseg("convert", roots[name], "plain")
+    assert code == 1 and "plain exists. Name a new folder." in err
+    assert sorted(path.name for path in Path().iterdir()) == ["plain"]
+
+
+def test_data_without_background_is_converted_with_what_cannot_be_read_left_out(tmp_path, sdrseg):
+    FORMATS["labels_folder"][0](tmp_path)
+    (tmp_path / "classes.txt").unlink()
+    (tmp_path / "dataset.toml").write_text(
+        'classes = ["sky", "b\u00efrd \\"x\\"", "cat", "dog"]\nbackground = "none"\n'
+    )
+    (tmp_path / "Images/photo00.jpg").write_bytes(b"broken")
+    code, out, _ = sdrseg("convert", tmp_path, "plain")
+    assert code == 0 and "photo00.jpg" in out and "class 0, 'other'" in out
+    before, after = open_folder(tmp_path), open_folder(Path("plain"))
+    assert after.classes == before.classes == ("other", "sky", 'b\u00efrd "x"', "cat", "dog")
+    assert len(after.ids("train")) + len(after.ids("val")) == 17
+    for id in (*after.ids("train"), *after.ids("val")):
+        assert np.array_equal(after.mask(id), before.mask(scene_of(id).name))
+
+
+def test_a_folder_in_place_of_a_data_set(roots, sdrseg):
+    code, out, _ = sdrseg("data", roots["roboflow_coco"])
+    words = " ".join(out.split())
+    assert (
+        code == 0 and "Recognised: COCO JSON (train/_annotations.coco.json and valid/_annotations.coco.json)" in words
+    )
+    assert "Scored on val; test is not used" in words and "Category 'animals' only stands above" in words
+    code, out, _ = sdrseg("data", roots["yolo"], "--json")
+    assert json.loads(out)["format"] == "YOLO polygons (data.yaml)" and json.loads(out)["split_by"] == "data.yaml"
 
 
 def test_test_is_scored_if_asked(roots):

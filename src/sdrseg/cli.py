@@ -64,7 +64,8 @@ def data(
     spec: Annotated[
         str,
         typer.Argument(
-            help="A data set (voc, ade20k, folder, shapes, FILE.py) or a scenario such as voc:15-1@disjoint."
+            help="A folder of your own data, a data set (voc, ade20k, folder, shapes, FILE.py), or a scenario such as "
+            "voc:15-1@disjoint."
         ),
     ],
     path: DataPath = None,
@@ -82,6 +83,18 @@ def data(
 
     if inspect_data(spec, path, picture, config, parse_settings(set or []), json) and strict:
         raise typer.Exit(1)
+
+
+@app.command()
+def convert(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of your own data, in any format we read.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder: images/, masks/ and dataset.toml.")],
+    json: AsJson = False,
+) -> None:
+    """Write your own data in our plain layout. Training does not need it: it reads every format where it lies."""
+    from sdrseg.data.convert import convert_data
+
+    convert_data(folder, out, json)
 
 
 @app.command()

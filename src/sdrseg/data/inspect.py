@@ -12,7 +12,7 @@ from sdrseg.data.audit import Holdings, StepFacts, better_order, obeyed, step_fa
 from sdrseg.data.picture import check_may_write, save_grid
 from sdrseg.data.source import Source
 from sdrseg.errors import quantity
-from sdrseg.scenario import Scenario, build_scenario, class_lists
+from sdrseg.scenario import SOURCES, Scenario, build_scenario, class_lists
 from sdrseg.terminal import console, print_json, print_table, progress
 
 COLUMNS = (
@@ -31,6 +31,8 @@ def inspect_data(
     json: bool,
 ) -> int:
     """Print what a data set (and a scenario on it) holds, save a picture if asked to; return the number of problems."""
+    if path is None and spec_text not in SOURCES and Path(spec_text).is_dir():
+        spec_text, path = "folder", Path(spec_text)
     spec = read_spec(spec_text)
     config = load_config(spec.source, config_file, settings)
     if picture is not None:

@@ -59,6 +59,8 @@ class Source(ABC):
     """What decides which images are held out, in words."""
     notes: tuple[str, ...] = ()
     """What was assumed where nobody said it, as sentences."""
+    has_background: bool = True
+    """False where class 0 is not a class of the data set but ours: what is not labelled yet."""
     score_background: bool = True
     """False where 0 means "unlabelled" (ADE20K): it is trained as a channel and never scored."""
     partition: Literal["latest", "balanced"] = "latest"

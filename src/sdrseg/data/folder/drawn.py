@@ -54,6 +54,7 @@ class Drawn(Source):
     ) -> None:
         """Keep the drawings of each split, or of None, to be split here; `by`: what made the split, in words."""
         self.classes = classes.names
+        self.has_background = classes.has_background
         self.score_background = classes.has_background and settings.score_background
         problems = list(problems)
         if (unsplit := parts.get(None)) is not None:

@@ -46,6 +46,7 @@ class Folder(PictureFiles):
         self._problems = sorted({*self._problems, *splits.problems})
         self._coding = Coding(self.settings)
         self.classes = self._coding.classes.names
+        self.has_background = self._coding.classes.has_background
         self.score_background = self._coding.classes.has_background and self.settings.score_background
         self.notes = tuple(note for note in (split_note, self._coding.classes.note) if note)
 

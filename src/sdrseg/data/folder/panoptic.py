@@ -46,6 +46,7 @@ class Panoptic(PictureFiles):
                 )
         classes = arrange(settings, list(first.values()), file=next(iter(paths.values())))
         self.classes = classes.names
+        self.has_background = classes.has_background
         self.score_background = classes.has_background and settings.score_background
         self._label_of = {number: classes.label(name) for number, name in first.items()}
         self._segments: dict[str, dict[int, int]] = {}
