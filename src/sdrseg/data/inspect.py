@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ def inspect_data(
     json: bool,
 ) -> int:
     """Print what a data set (and a scenario on it) holds, save a picture if asked to; return the number of problems."""
-    if path is None and spec_text not in SOURCES and Path(spec_text).is_dir():
-        spec_text, path = "folder", Path(spec_text)
+    with suppress(OSError, ValueError):  # what cannot be a path is a specification
+        if path is None and spec_text not in SOURCES and Path(spec_text).is_dir():
+            spec_text, path = "folder", Path(spec_text)
     spec = read_spec(spec_text)
     config = load_config(spec.source, config_file, settings)
     if picture is not None:
