@@ -73,6 +73,7 @@ class Config:
             "void_train": self.data.void_train,
             "eval_future": self.eval.future,
             "holdout": self.train.holdout,
+            "holdout_scope": self.train.holdout_scope,
             "left_out": self.data.left_out,
         }
 

@@ -78,6 +78,12 @@ class Train:
         0.9,
         affects="data",
     )
+    holdout_scope: Literal["all", "step"] = setting(
+        "all",
+        "which held-out images are scored: all, those of all steps so far with all labels, which a method without old "
+        "images could not have (an oracle); step, those of the step itself with the labels it is trained with",
+        affects="score",
+    )
     seed: int = setting(0, "of everything random", 0)
 
 

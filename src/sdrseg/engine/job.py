@@ -18,6 +18,7 @@ from sdrseg.data.cache import PixelCache
 from sdrseg.data.index import ClassIndex, class_index
 from sdrseg.data.order import Share
 from sdrseg.data.pool import ImagePool, Purpose
+from sdrseg.data.sealed import Sealed
 from sdrseg.data.source import Source, Split
 from sdrseg.distributed import Everyone
 from sdrseg.engine.bases import BaseStore, base_key, base_of
@@ -98,7 +99,10 @@ TEST_IMAGES = "the test images"
 def scored_on(config: Config) -> str:
     """What the scores of a run are measured on, in words."""
     held = config.train.holdout
-    return TEST_IMAGES if held == 0 else f"held-out training images ({100 * held:g} %)"
+    if held == 0:
+        return TEST_IMAGES
+    of = " of each step with its labels" if config.train.holdout_scope == "step" else ""
+    return f"held-out training images ({100 * held:g} %){of}"
 
 
 def prepare_job(
@@ -107,6 +111,8 @@ def prepare_job(
     """Read the data, build the scenario and find the devices; nothing is written."""
     method = find_method(method_name)
     source = open_source(spec.source, data, config)
+    if config.train.holdout > 0:
+        source = Sealed(source)
     with progress(f"reading {spec.source}") as report:
         indexes: dict[Split, ClassIndex] = {split: class_index(source, split, report) for split in ("train", "val")}
     for index in indexes.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from sdrseg.methods import limits_in, method_layers, own_sections, resolve_metho
 from sdrseg.methods.finetune import Offline
 from sdrseg.methods.latent import require_official
 from sdrseg.methods.own import file_digest, keep_source
+from sdrseg.metrics import StepScore
 
 
 def train(
@@ -35,13 +36,15 @@ def train(
     display: Any = None,
     images: ImagePool | None = None,
     stop_at: float | None = None,
+    after_step: Callable[[StepScore], None] | None = None,
 ) -> dict[str, Any]:
     """Train every step that is not done yet, score each, and return the summary. The same call again resumes.
 
     `method_name`: a name, or a Python file that registers a method. `settings`: values such as {"train.epochs": 3}.
     `offline`: a finished run on all classes at once, to measure intransigence against.
     `images`: a pool of decoded images that several runs of this process share. `stop_at`: the `time.monotonic()` at
-    which to save and stop, as Ctrl-C does.
+    which to save and stop, as Ctrl-C does. `after_step` gets the scores of each step; what it raises ends the run,
+    which the same call resumes.
     """
     out = Path(out)
     data, config_file, bases, offline = (None if p is None else Path(p) for p in (data, config_file, bases, offline))
@@ -90,6 +93,8 @@ def train(
                 if not job.folder.has_metrics(step.number):
                     score_step(job, step)
                 job.fabric.barrier()
+                if after_step is not None:
+                    after_step(StepScore.from_dict(job.folder.read_json(f"steps/{step.number}/metrics.json")))
             score_also(job)
             return summarise(job, bound)
     finally:

@@ -118,6 +118,7 @@ def build_scenario(
     void_train: Literal["ignore", "background"] = "ignore",
     eval_future: Literal["ignore", "background"] = "ignore",
     holdout: float = 0.0,
+    holdout_scope: Literal["all", "step"] = "all",
     left_out: Literal["refuse", "background", "ignore"] = "refuse",
 ) -> Scenario:
     """Steps of `spec` on a data set, given which classes its training and validation images hold.
@@ -125,8 +126,9 @@ def build_scenario(
     void_train: "background" turns void pixels of the masked protocols (disjoint, overlapped) into background, as the
     official code does; sequential training keeps them void. eval_future: "background" scores classes of later steps
     as background at test time (where background is scored at all) instead of leaving them out. holdout: this share of
-    the training images is not trained on; those of the steps so far are scored, and no validation image is. left_out:
-    what becomes of classes that the task does not name.
+    the training images is not trained on; those of the steps so far are scored, and no validation image is.
+    holdout_scope: "step" scores only those of the step itself, with the labels that it is trained with. left_out: what
+    becomes of classes that the task does not name.
     """
     lists = class_lists(spec, data.classes, left_out)
     unused = [c for c in range(len(data.classes)) if all(c not in step for step in lists)]
@@ -151,7 +153,10 @@ def build_scenario(
         test_map = background | foreground
         if eval_future == "background" and data.score_background:
             test_map |= dict.fromkeys(future, 0)
-        seen |= held.intersection(train_ids)
+        if holdout > 0 and holdout_scope == "step":
+            seen = set()
+            test_map = {c: i for c, i in train_map.items() if c != VOID and (i != 0 or data.score_background)}
+        seen = seen | held.intersection(train_ids)
         scored, among = (train, seen) if holdout > 0 else (val, None)
         steps.append(
             Step(

@@ -12,7 +12,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSO
 
 def add_verbs(app: typer.Typer) -> None:
     """Give the command line the verbs of this file."""
-    for verb in (run, result, compare, tables, figures):
+    for verb in (run, result, compare, tables, figures, tune):
         app.command()(verb)
 
 
@@ -159,3 +159,35 @@ def figures(
 
     for file in draw(kind, places, out or Path(kind), path, images, every_step):
         print(file)
+
+
+def tune(
+    spec: Annotated[str, typer.Argument(help="A scenario, such as voc:15-1@disjoint.")],
+    method: Annotated[str, typer.Option(help="A name from `sdrseg methods`, or your own: FILE.py or FILE.py:NAME.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where trials go; the same command again goes on.")],
+    path: DataPath = None,
+    preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
+    range: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=LOW:HIGH[:log]", help="Search this setting with Optuna.")
+    ] = None,
+    search: Annotated[bool, typer.Option("--search", help="Search the published ranges with Optuna.")] = False,
+    trials: Annotated[int | None, typer.Option(min=1, help="How many trials a search has in all.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="How long to search.")] = None,
+    oracle: Annotated[
+        bool, typer.Option("--oracle", help="Score held-out images of all steps with all labels; said so everywhere.")
+    ] = False,
+    bases: Bases = None,
+    set: Annotated[list[str] | None, typer.Option(metavar="SECTION.KEY=VALUE", help="One setting.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Choose settings on held-out training images; the test images are not read.
+
+    Without ranges: the learning rate by fine-tuning on the first new step, then the largest stability weight, halved
+    until the new classes are learned nearly as well as by fine-tuning (De Lange et al.).
+    """
+    from sdrseg.config import parse_settings
+    from sdrseg.study.tune import Search
+    from sdrseg.study.tuning import tune as start
+
+    given = Search(spec, method, out, path, preset, parse_settings(set or []), bases, oracle)
+    start(given, ranges=range or [], published=search, trials=trials, minutes=minutes, json=json)

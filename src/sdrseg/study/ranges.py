@@ -1,0 +1,101 @@
+"""What a search may vary: settings with their ranges."""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sdrseg.config import Config
+from sdrseg.errors import UsageError, nearest
+
+STABILITY = ("kd.weight", "enc.weight", "importance.weight")
+"""Weights of what keeps a method at its old state."""
+PUBLISHED = {
+    "kd.weight": (1.0, 100.0),
+    "pm.weight": (1e-3, 1e-1),
+    "cl.attract": (1e-3, 1e-2),
+    "cl.repel": (1e-3, 1e-2),
+    "sp.weight": (1e-5, 1e-3),
+}
+"""The ranges that the official code's page names (METHODS.md 3.3), searched on a logarithmic scale."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values of one setting: numbers from `low` to `high`, or some words."""
+
+    key: str
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    whole: bool = False
+    words: tuple[Any, ...] = ()
+
+    def suggest(self, trial: Any) -> Any:
+        if self.words:
+            return trial.suggest_categorical(self.key, self.words)
+        if self.whole:
+            return trial.suggest_int(self.key, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(self.key, self.low, self.high, log=self.log)
+
+
+def parse_range(text: str) -> Range:
+    """ "kd.weight=1:300:log", "train.epochs_later=4:30", "pm.distance=mse|cosine"."""
+    key, equals, values = text.partition("=")
+    kinds = {s.key: _type(s.key) for s in Config().settings()}
+    if key not in kinds:
+        raise UsageError(f"--range {text}: unknown setting {key}{nearest(key, list(kinds))}")
+    if not equals or not values:
+        raise UsageError(f"--range {text}: write {key}=LOW:HIGH, {key}=LOW:HIGH:log or {key}=WORD|WORD.")
+    if "|" in values:
+        words: tuple[Any, ...] = tuple(values.split("|"))
+        if kinds[key] in (int, float):
+            words = tuple(_number(word, text) for word in words)
+        return Range(key, words=words)
+    parts = values.split(":")
+    log = parts[2:] == ["log"]
+    if len(parts) != 2 + log or kinds[key] not in (int, float):
+        raise UsageError(f"--range {text}: write {key}=LOW:HIGH, {key}=LOW:HIGH:log or {key}=WORD|WORD.")
+    low, high = (_number(part, text) for part in parts[:2])
+    if not low < high or (log and low <= 0):
+        raise UsageError(f"--range {text}: the smaller value comes first, and a logarithm needs values above 0.")
+    return Range(key, low, high, log, kinds[key] is int)
+
+
+def default_ranges(config: Config) -> list[Range]:
+    """The published ranges of the weights that a method uses, and around the learning rate of later steps."""
+    used = {s.key: s.value for s in config.settings()}
+    found = [Range(key, low, high, log=True) for key, (low, high) in PUBLISHED.items() if used[key] > 0]
+    if used["importance.weight"] > 0:
+        found.append(
+            Range("importance.weight", used["importance.weight"] / 100, used["importance.weight"] * 10, log=True)
+        )
+    rate = config.of_step(1).optim.lr
+    return [*found, Range("optim.lr_later", rate / 10, rate * 10, log=True)]
+
+
+def stability_of(config: Config) -> dict[str, float]:
+    """The stability weights that a method uses."""
+    return {s.key: float(s.value) for s in config.settings() if s.key in STABILITY and s.value > 0}
+
+
+def around(value: float, times: Sequence[float] = (0.1, 0.3, 1.0, 3.0, 10.0)) -> list[float]:
+    return [float(f"{value * factor:.3g}") for factor in times]
+
+
+def _type(key: str) -> Any:
+    section, _, name = key.partition(".")
+    return typing.get_type_hints(type(getattr(Config(), section)))[name]
+
+
+def _number(text: str, whole: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(f"--range {whole}: {text!r} is not a number.")
+    return value

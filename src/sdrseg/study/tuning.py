@@ -1,0 +1,83 @@
+"""`sdrseg tune`: what it prints and draws."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sdrseg.study.figures import PAGE, figure, look_of, save
+from sdrseg.study.ranges import default_ranges, parse_range
+from sdrseg.study.tune import Search, search_ranges, stability_decay
+from sdrseg.terminal import console, print_json, print_table
+
+
+def tune(
+    search: Search,
+    *,
+    ranges: Sequence[str],
+    published: bool,
+    trials: int | None,
+    minutes: float | None,
+    json: bool,
+) -> None:
+    """Search, and show the chosen values, the evidence and the command that trains with them."""
+    if ranges or published:
+        chosen = [parse_range(text) for text in ranges] or default_ranges(search.config())
+        result = search_ranges(search, chosen, trials, minutes)
+    else:
+        result = stability_decay(search)
+    plots = draw_trials(result, search.out / f"tune-{len(result['trials'])}")
+    command = train_command(search, result["chosen"])
+    if json:
+        print_json({**result, "command": command, "plots": [str(file) for file in plots]})
+        return
+    rows = [
+        [trial["stage"], _said(trial["values"]), "–" if trial["score"] is None else f"{trial['score']:.1f}"]
+        for trial in result["trials"]
+    ]
+    print_table(f"{result['strategy']}; {result['scored']}", ["stage", "values", "mIoU"], rows)
+    said = _said(result["chosen"])
+    for line in (f"chosen: {said}", f"plots: {', '.join(map(str, plots))}", f"train with it: {command}"):
+        console().print(line, soft_wrap=True)
+
+
+def _said(values: Mapping[str, Any]) -> str:
+    parts = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in values.items()}
+    return ", ".join(f"{key}={part}" for key, part in parts.items())
+
+
+def train_command(search: Search, chosen: Mapping[str, Any]) -> str:
+    """A command that trains with the chosen values, scored on the test images."""
+    words = ["sdrseg", "train", search.spec, "--method", search.method]
+    words += ["--preset", search.preset] if search.preset != "default" else []
+    words += ["--data", str(search.data)] if search.data is not None else []
+    for key, value in {**search.settings, **chosen}.items():
+        words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+    return shlex.join([*words, "--out", "RUN"])
+
+
+def draw_trials(result: Mapping[str, Any], out: Path) -> list[Path]:
+    """The score against each value that was varied."""
+    files = [out.with_name(f"{out.name}.{kind}") for kind in ("svg", "pdf", "png")]
+    if all(file.exists() for file in files):
+        return files
+    trials = [trial for trial in result["trials"] if trial["score"] is not None]
+    keys = list(dict.fromkeys(key for trial in trials for key in trial["values"]))
+    with figure(min(PAGE, 2.3 * max(1, len(keys))), 2.2) as made:
+        axes = made.subplots(1, len(keys), squeeze=False, sharey=True)[0]
+        stages = list(dict.fromkeys(trial["stage"] for trial in trials))
+        for axis, key in zip(axes, keys, strict=True):
+            for number, stage in enumerate(stages):
+                points = [(t["values"][key], t["score"]) for t in trials if t["stage"] == stage and key in t["values"]]
+                if points:
+                    values, scores = zip(*points, strict=True)
+                    axis.plot(values, scores, label=stage, **{**look_of(number), "linestyle": ""})
+            known = [t["values"][key] for t in trials if key in t["values"]]
+            if all(isinstance(v, int | float) and v > 0 for v in known) and max(known) > 10 * min(known):
+                axis.set_xscale("log")
+            axis.set_xlabel(key)
+        axes[0].set_ylabel("mIoU (%)" + (", ORACLE" if result["oracle"] else ""))
+        made.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+        return save(made, out)
