@@ -43,3 +43,10 @@ def test_tiny_kernels_and_sizes():
     assert len(rows) == 8 and all(row["without_ms"] > row["least_ms"] > 0 for row in rows)
     said = printed("sizes.py", "--encoder", "toy16", "--sizes", "2", "--batch", "1")
     assert "convolution, 3×3" in said["kinds"] and 0 < sum(said["kinds"].values()) <= said["new_ms"]
+
+
+def test_short_runs_on_ones_own_data_do_not_diverge():
+    """ILT from random weights with two old classes: at VOC's values `enc` is not finite from iteration 4 on."""
+    words = ["--methods", "ilt", "--old", "2", "--crop", "64", "--batch", "4", "--iterations", "28"]
+    (row,) = printed("stability.py", *words)["rows"]
+    assert row["problem"] == "" and row["largest"] < 2 * row["first"]

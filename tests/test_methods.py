@@ -486,3 +486,29 @@ def test_a_method_that_takes_over_prototypes_leaves_the_others_alone() -> None:
     stage.iterate(1)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in other.state_dict().items())
     assert any(not torch.equal(tensor, kept[name]) for name, tensor in stage.method.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["voc", "ade20k", "shapes"])
+@pytest.mark.parametrize("method", ["ft", "lwf", "ilt", "mib", "sdr", "rw"])
+def test_careful_defaults_are_for_ones_own_data_alone(name, method):
+    """The settings of published numbers are what they were; the presets of the paper and its code, too."""
+    config = load_config(name, None, {}, method_layers(method, "default", "15-1", name))
+    assert (config.kd.normaliser, config.optim.clip) == ("n_old", 0.0)
+    own = load_config("folder", None, {}, method_layers(method, "default", "15-1", "folder"))
+    assert (own.kd.normaliser, own.optim.clip, own.eval.transform) == ("at_least_16", 25.0, "full_image")
+    for preset in ("paper", "official"):
+        exact = load_config("folder", None, {}, method_layers(method, preset, None, "folder"))
+        assert exact.optim.clip == 0 and exact.kd.normaliser != "at_least_16"
+
+
+@pytest.mark.parametrize(("normaliser", "n_old", "by"), [("n_old", 3, 3), ("at_least_16", 3, 16), ("none", 3, 1)])
+@pytest.mark.parametrize("kind", ["standard", "unbiased"])
+def test_distillation_is_divided_as_the_normaliser_says(normaliser, n_old, by, kind):
+    values = {}
+    for chosen in (normaliser, "none"):
+        settings = {"kd.weight": 1.0, "kd.kind": kind, "kd.normaliser": chosen}
+        method = find_method("ft")(load_config("shapes", None, settings))
+        sums = torch.tensor([6.0, 2.0])
+        method.expect(None, 1)
+        values[chosen] = method._distillation_mean(sums, torch.zeros(1, n_old, 2, 2)).item()
+    assert values[normaliser] == values["none"] / by == pytest.approx(3 / by)

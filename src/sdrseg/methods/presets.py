@@ -18,7 +18,7 @@ OFFICIAL_NORM = {
 
 OWN_DATA = {
     "kd.normaliser": From("at_least_16", "stability with few old classes (benchmarks/stability.py)"),
-    "optim.clip": From(5.0, "stability from random weights (benchmarks/stability.py)"),
+    "optim.clip": From(25.0, "stability from random weights (benchmarks/stability.py)"),
 }
 """What the preset `default` adds for data other than VOC, ADE20K and generated scenes: nobody has tuned weights and
 rates for them."""
