@@ -84,6 +84,13 @@ class Train:
         "images could not have (an oracle); step, those of the step itself with the labels it is trained with",
         affects="score",
     )
+    best_every: int = setting(
+        0,
+        "epochs between two scores of the held-out images (train.holdout), of which the best model of a step is kept; "
+        "0: the last model is kept",
+        0,
+    )
+    patience: int = setting(0, "end a step after so many of these scores without a better one; 0: never", 0)
     seed: int = setting(0, "of everything random", 0)
 
 

@@ -67,10 +67,10 @@ def fit(
     config: Config,
     watch: Watch,
     save: Callable[[], None],
-    validate: Callable[[int], None],
+    validate: Callable[[int], bool],
     check: Callable[[bool], None],
 ) -> None:
-    """Train on all batches that are left."""
+    """Train on all batches that are left, or until `validate` (called after each epoch but the last) says stop."""
     method, student, total = compute.method, compute.student, watch.iterations
     network: Network = student.module
     order = batches.order
@@ -96,6 +96,7 @@ def fit(
             save()
         if watch.iteration == order.batches_per_epoch:
             require_appeared(method, appeared)
-        if watch.iteration % order.batches_per_epoch == 0 and watch.iteration < total:
-            validate(batch.epoch + 1)
+        ended = watch.iteration % order.batches_per_epoch == 0 and watch.iteration < total
+        if ended and validate(batch.epoch + 1):
+            return
         check(watch.logged)

@@ -10,11 +10,11 @@ from sdrseg.config import load_config
 from sdrseg.data import read_spec
 from sdrseg.data.pool import ImagePool
 from sdrseg.engine.bases import RECIPE
+from sdrseg.engine.best import require_held_out_scores
 from sdrseg.engine.evaluate import offline_iou, require_held_out, score_also, score_step, summarise
 from sdrseg.engine.job import open_run_folder, prepare_job, scored_on
 from sdrseg.engine.optimiser import learning_rates
 from sdrseg.engine.step import assemble, train_step
-from sdrseg.errors import UsageError
 from sdrseg.methods import limits_in, method_layers, own_sections, resolve_method
 from sdrseg.methods.finetune import Offline
 from sdrseg.methods.latent import require_official
@@ -52,8 +52,7 @@ def train(
     spec = read_spec(spec_text)
     layers = method_layers(method_name, preset, spec.task, spec.source)
     config = load_config(spec.source, config_file, settings, layers, own_sections(method_name))
-    if config.eval.every and config.train.holdout == 0:
-        raise UsageError("eval.every scores during training, which needs held-out images: set train.holdout=0.2 too.")
+    require_held_out_scores(config)
     bound = None if offline is None else offline_iou(offline, scored_on(config))
     job = prepare_job(spec, method_name, config, data, out, bases, display)
     job.images = images or job.images

@@ -12,7 +12,8 @@ from sdrseg.config import Config
 from sdrseg.data.batches import survey_batches, train_batches
 from sdrseg.data.order import TrainOrder
 from sdrseg.decision import Decision, read_decision
-from sdrseg.engine.checkpoint import load_training, training_tensors
+from sdrseg.engine.best import Best
+from sdrseg.engine.checkpoint import load_training, training_tensors, with_prefix
 from sdrseg.engine.evaluate import score
 from sdrseg.engine.fit import fit, survey
 from sdrseg.engine.job import Job
@@ -102,6 +103,7 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
     if state is None:
         look("before")
     optimiser = make_optimiser(student, method, config)
+    best = Best(config)
     facts: dict[str, Any] = {"iteration": 0, "bad_images": {}}
     if state is None:
         job.log.cut_step(step.number)
@@ -112,6 +114,7 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
         job.log.cut(facts["log_bytes"])
         job.log.write("resume", step=step.number, iteration=facts["iteration"])
         job.display.say(f"step {step.number}: resuming at iteration {facts['iteration']} of {iterations}")
+        best.load(facts["best"], state[1])
     wrapped, optimiser = job.fabric.setup(student, optimiser)
     log_every, save_seconds, epochs = config.run.log_every, 60 * config.run.save_minutes, config.train.epochs
     done = facts["iteration"]
@@ -122,19 +125,36 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
     def save() -> None:
         if job.everyone.rank == 0:
             now = {"step": step.number, "iteration": watch.iteration, "order": order.state_dict()}
-            now |= {"bad_images": watch.bad, "log_bytes": job.log.size}
-            job.folder.save_state(training_tensors(student, optimiser, method), now)
+            now |= {"bad_images": watch.bad, "log_bytes": job.log.size, "best": best.facts()}
+            tensors = training_tensors(student, optimiser, method) | with_prefix("best", best.tensors)
+            job.folder.save_state(tensors, now)
 
-    def validate(epoch: int) -> None:
-        if config.eval.every and epoch % config.eval.every == 0:
-            miou = score(job, step, student, method.decision).miou()
-            job.log.write("validate", step=step.number, epoch=epoch, miou=miou, scored_on=job.scored_on)
-            job.display.validated(step.number, epoch, miou)
+    def take_score(epoch: int) -> float | None:
+        miou = score(job, step, student, method.decision).miou()
+        job.log.write("validate", step=step.number, epoch=epoch, miou=miou, scored_on=job.scored_on)
+        job.display.validated(step.number, epoch, miou)
+        return miou["all"]
+
+    def validate(epoch: int) -> bool:
+        due = best.every > 0 and epoch % best.every == 0
+        if not due and not (config.eval.every and epoch % config.eval.every == 0):
+            return False
+        miou = take_score(epoch)
+        return due and best.see(epoch, miou, student, method)
 
     job.interruption.save = save
     compute = make_pass(job.fabric, method, wrapped, teacher, config, job.iterations_alike(step), job.display.say)
-    fit(job.fabric, compute, optimiser, batches, config, watch, save, validate, job.interruption.check)
+    epoch, rest = divmod(done, order.batches_per_epoch)
+    missed = 0 < done < iterations and rest == 0 and best.last < epoch  # saved at the end of an epoch, then killed
+    if not (missed and best.every > 0 and validate(epoch)):
+        fit(job.fabric, compute, optimiser, batches, config, watch, save, validate, job.interruption.check)
     job.interruption.save = None
+    if best.every > 0:
+        if watch.iteration == iterations:
+            best.see(epochs, take_score(epochs), student, method)
+        best.restore(student, method, job.fabric.device)
+        job.log.write("best", step=step.number, **best.facts())
+        job.display.say(f"step {step.number}: the best model is that of epoch {best.epoch}")
     job.log.write("passes", step=step.number, how=compute.how)
     bad = job.everyone.counted(watch.bad)
     if bad:
