@@ -216,10 +216,16 @@ def test_mistakes_in_dataset_toml_are_named(tmp_path: Path, toml: str, words: li
 def test_the_settings_in_the_documentation_are_true(tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs/own-data.md").read_text()
     blocks = [part.split("```")[0] for part in page.split("```toml\n")[1:]]
-    assert len(blocks) == 2  # class ids, colours
-    assert one_mask(tmp_path / "ids", blocks[0], MASK).mask("a").tolist() == MASK
+    street, photos, ids, values, merged, colours = blocks
+    assert one_mask(tmp_path / "street", street, [[0, 3]]).classes == ("other", "sky", "building", "road", "car")
+    assert one_mask(tmp_path / "photos", photos, [[0, 255]]).mask("a").tolist() == [[0, 1]]
+    assert one_mask(tmp_path / "ids", ids, MASK).mask("a").tolist() == MASK
+    fire = one_mask(tmp_path / "values", values, [[0, 127, 254, 12, 200, 77, 255]])
+    assert fire.classes == ("background", "fire", "smoke") and fire.mask("a").tolist() == [[0, 1, 2, 2, 255, 0, 255]]
+    pixels = [[[0, 0, 0], [128, 0, 0], [192, 0, 0], [255, 255, 255]]]
+    assert one_mask(tmp_path / "merged", merged, pixels).mask("a").tolist() == [[0, 1, 1, 255]]
     pixels = [[[0, 0, 0], [128, 0, 0], [0, 128, 0], [255, 255, 255]]]
-    assert one_mask(tmp_path / "colours", blocks[1], pixels).mask("a").tolist() == [[0, 1, 2, 255]]
+    assert one_mask(tmp_path / "colours", colours, pixels).mask("a").tolist() == [[0, 1, 2, 255]]
 
 
 def test_254_classes_fit(tmp_path: Path) -> None:

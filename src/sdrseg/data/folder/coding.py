@@ -27,7 +27,8 @@ class Coding:
         self.classes = _classes(settings)
         self.colours: dict[int, int] = {}
         self.values: NDArray[np.int16] | None = None
-        if settings.values:
+        self._has_table = bool(settings.values)
+        if self._has_table:
             self._read_table(settings)
         elif settings.colours:
             meant = {colour: self._label(name) for colour, name in zip(settings.colours, settings.classes, strict=True)}
@@ -123,11 +124,15 @@ class Coding:
         assert self.values is not None
         known = np.flatnonzero((self.values >= 0) & (self.values != VOID)).tolist()
         ignored = np.flatnonzero(self.values == VOID).tolist()
+        advice = f"the classes or ignore in {self.file}."
+        if self._has_table:
+            advice = (
+                f'say what it means in {self.file}: values = {{{value} = "…"}}, a class, "background" or "{IGNORE}".'
+            )
         means = ", ".join(f"{v} ({self.classes.names[int(self.values[v])]})" for v in known[:8])
         return (
             f"{path}: the value {value} ({pixels} pixels) is neither one of the classes ({_spans(known)}: {means}"
-            f"{', …' if len(known) > 8 else ''}) nor ignored ({_spans(ignored)}). Correct the mask, or say what it "
-            f'means in {self.file}: values = {{{value} = "…"}}, with the name of a class, "background" or "{IGNORE}".'
+            f"{', …' if len(known) > 8 else ''}) nor ignored ({_spans(ignored)}). Correct the mask, or {advice}"
         )
 
     def _from_colours(self, rgb: NDArray[Any], path: Path) -> Array:
