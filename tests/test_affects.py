@@ -70,7 +70,7 @@ def test_every_setting_that_changes_results_keeps_a_run_from_being_resumed():
 
 def test_the_key_of_a_base_holds_what_plain_training_depends_on(job):
     of_plain = {
-        *(f"data.{name}" for name in ("augment", "crop", "scale")),
+        *(f"data.{name}" for name in ("augment", "crop", "scale", "colour")),
         *(f"train.{name}" for name in ("batch_size", "epochs", "best_every", "patience", "seed")),
         *(s.key for s in job.config.settings() if s.key.split(".")[0] in ("net", "optim")),
         "run.accumulate", "run.precision", "ce.reduction", "latent.official", "latent.step0",

@@ -17,6 +17,13 @@ class Data:
     )
     crop: int = setting(512, "side of the square training crop", 32)
     scale: tuple[float, float] = setting((0.5, 2.0), "range of scale_crop's scale, and of rrc's area", 0.01, 100)
+    colour: float = setting(
+        0.0,
+        "strength of colour augmentation: brightness, contrast and saturation of each image are multiplied by factors "
+        "of 1 − colour to 1 + colour; 0: none, as in the paper; 0.3 is usual",
+        0,
+        0.9,
+    )
     void_train: Literal["ignore", "background"] = setting(
         "ignore",
         "void pixels in disjoint and overlapped training: left out, or background as in the official code",

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from sdrseg.config import Config
 from sdrseg.data.augment import AUGMENTATIONS, EVALUATIONS, View, padding, show
 from sdrseg.data.cache import PixelCache
+from sdrseg.data.colour import colour_factors, recolour
 from sdrseg.data.order import EvalOrder, Key, Share, TrainOrder
 from sdrseg.data.source import Source
 from sdrseg.data.workers import end_with_parent
@@ -30,7 +31,6 @@ from sdrseg.errors import DataError
 from sdrseg.labels import VOID
 
 Size = tuple[int, int]  # height, width
-Chooser = Callable[[Size, int, str], View]  # (size, epoch, id) -> view
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,14 @@ class Augmented:
         draw = random.Random(f"view {self.config.train.seed} {epoch} {id}")
         return AUGMENTATIONS[data.augment](size, data.crop, data.scale, draw)
 
+    def recoloured(self, images: Tensor, outside: Tensor, keys: Sequence[Key], ids: Sequence[str]) -> Tensor:
+        """A batch of views with the colours of its epoch."""
+        strength, seed = self.config.data.colour, self.config.train.seed
+        if strength == 0:
+            return images
+        factors = [colour_factors(seed, epoch, id, strength) for (epoch, _), id in zip(keys, ids, strict=True)]
+        return recolour(images, outside, torch.tensor(factors))
+
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -90,6 +98,13 @@ class Evaluated:
 
     def __call__(self, size: Size, epoch: int, id: str) -> View:
         return EVALUATIONS[self.config.eval.transform](size)
+
+    def recoloured(self, images: Tensor, outside: Tensor, keys: Sequence[Key], ids: Sequence[str]) -> Tensor:
+        """Colours are scored as they are."""
+        return images
+
+
+Chooser = Augmented | Evaluated
 
 
 class Decoded(Dataset[Any]):
@@ -117,7 +132,8 @@ class Decoded(Dataset[Any]):
         samples = [self._sample(epoch, id, bad) for (epoch, _), id in zip(keys, ids, strict=True)]
         images, masks, outside = (torch.stack(parts) for parts in zip(*samples, strict=True))
         labels = relabel(masks, outside, self.table)
-        return Batch(images.permute(0, 3, 1, 2), labels, outside, ids, keys[0][0], tuple(bad))
+        images = self.choose.recoloured(images.permute(0, 3, 1, 2), outside, keys, ids)
+        return Batch(images, labels, outside, ids, keys[0][0], tuple(bad))
 
     def _sample(self, epoch: int, id: str, bad: list[str]) -> tuple[Tensor, Tensor, Tensor]:
         try:
@@ -146,6 +162,7 @@ class Cached:
         ids = tuple(self.ids[row] for _, row in keys)
         views = [self.choose(self.cache.sizes[id], epoch, id) for (epoch, _), id in zip(keys, ids, strict=True)]
         images, masks, outside = self.cache.show(ids, views)
+        images = self.choose.recoloured(images, outside, keys, ids)
         return Batch(images, relabel(masks, outside, self.table), outside, ids, keys[0][0])
 
 
