@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from sdrseg.errors import UsageError
 from sdrseg.scenario import build_scenario, parse_spec
 from sdrseg.study import queue as queue_module
 from sdrseg.study.cell import read_cells
+from sdrseg.study.cluster import Machines, gather, make_workers, submit
 from sdrseg.study.estimate import known_sizes, plan, work_of
 from sdrseg.study.grid import make_study, read_study
 from sdrseg.study.queue import run_queue
@@ -206,3 +210,38 @@ def test_a_file_with_one_experiment_is_trained_as_a_run(tmp_path, sdrseg):
     assert (tmp_path / "bases").is_dir()
     assert "Leave --method" in sdrseg("train", file, "--method", "ft", "--out", tmp_path / "run")[2]
     assert "--method NAME" in sdrseg("train", "shapes:8-1@disjoint", "--out", tmp_path / "run")[2]
+
+
+# --- several workers -------------------------------------------------------------------------------------------------
+
+
+def test_two_workers_share_a_queue_and_another_finishes_what_a_killed_one_left(tmp_path):
+    file = tmp_path / "grid.toml"
+    slow = TINY_FILE.replace("epochs = 1", "epochs = 6").replace('["ft", "mib"]', '"ft"')
+    file.write_text(slow + "[run]\nsave_minutes = 0\nlog_every = 1\n")
+    study = read_study(file)
+    folders = tuple(e.folder for e in study.experiments)
+    what = {"read": read_study, "arguments": {"file": file}, "out": tmp_path / "out", "chosen": folders, "wait": 0.2}
+    workers = make_workers(2, **what, options={"bases": study.bases})
+    jobs = submit(workers, Machines("local", 2), tmp_path / "jobs")
+    first = tmp_path / "out/runs" / folders[0]
+    for _ in range(1200):
+        if (first / "state/current.json").exists():
+            break
+        time.sleep(0.1)
+    controller = jobs[0]._process.pid  # of submitit; the worker is its child
+    (worker,) = Path(f"/proc/{controller}/task/{controller}/children").read_text().split()
+    os.kill(int(worker), signal.SIGKILL)
+    found = gather(jobs)
+    assert len(found["lost"]) == 1 and not found["failed"] and len(found["finished"]) == 2
+    cells = read_cells([tmp_path / "out/results"])
+    assert {cell["config"] for cell in cells} == {e.hash for e in study.experiments}
+    events = [json.loads(line)["event"] for line in (first / "log.jsonl").read_text().splitlines()]
+    assert "resume" in events and events.count("score") == 3  # it went on where the other was
+
+
+def test_where_workers_run_is_checked(tmp_path, sdrseg):
+    file = tmp_path / "grid.toml"
+    file.write_text(TINY_FILE)
+    assert "slurm or local" in sdrseg("run", file, "--on", "moon")[2]
+    assert "KEY=VALUE" in sdrseg("run", file, "--on", "slurm", "--slurm", "gpu")[2]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,48 +11,82 @@ from sdrseg.distributed import Everyone
 from sdrseg.errors import UsageError, nearest
 from sdrseg.files import atomic_writer
 from sdrseg.study.cell import read_cells
+from sdrseg.study.cluster import Machines, gather, make_workers, submit
 from sdrseg.study.compare import compare
 from sdrseg.study.estimate import plan
 from sdrseg.study.grid import Study, read_study
 from sdrseg.study.paper import experiments_of, paper_table, study_of
-from sdrseg.study.queue import Keep, finished_cells, run_queue
+from sdrseg.study.queue import finished_cells, run_queue
 from sdrseg.study.render import to_csv, to_latex, to_markdown, to_terminal
 from sdrseg.study.tables import Table, fill
 from sdrseg.terminal import clock, console, print_json, print_table
 
 
-def run_study(
-    study: Study,
-    out: Path | None,
-    *,
-    data: Path | None,
-    bases: Path | None,
-    cells: str | None,
-    only: Sequence[str],
-    results: Sequence[Path],
-    minutes: float | None,
-    keep: str,
-    dry_run: bool,
-    json: bool,
-) -> bool:
-    """Run the chosen experiments of a study, or show them; whether none failed."""
-    if keep not in ("all", "last", "none"):
-        raise UsageError(f"--keep-models {keep} is not possible: all, last or none.")
-    kept: Keep = keep  # type: ignore[assignment]
-    out, data, bases = out or Path(study.name), data or study.data, bases or study.bases
-    chosen = study.chosen(cells, only)
-    if dry_run:
-        show_plan(study, [e.folder for e in chosen], plan(study.experiments, data, finished_cells(out, results)), json)
+@dataclass(frozen=True)
+class Given:
+    """What `sdrseg run` and `sdrseg tables` have in common: which experiments to run, and how."""
+
+    out: Path | None = None
+    data: Path | None = None
+    bases: Path | None = None
+    cells: str | None = None
+    only: Sequence[str] = ()
+    results: Sequence[Path] = ()
+    minutes: float | None = None
+    keep: str = "all"
+    dry_run: bool = False
+    json: bool = False
+    machines: Machines | None = None
+
+
+def run_study(study: Study, given: Given, read: Callable[..., Study], arguments: Mapping[str, Any]) -> bool:
+    """Run the chosen experiments of a study, or show them; whether none failed. `read`: how workers get the study."""
+    if given.keep not in ("all", "last", "none"):
+        raise UsageError(f"--keep-models {given.keep} is not possible: all, last or none.")
+    out = given.out or Path(study.name)
+    data, bases = given.data or study.data, given.bases or study.bases
+    chosen = study.chosen(given.cells, given.only)
+    if given.dry_run:
+        rows = plan(study.experiments, data, finished_cells(out, given.results))
+        show_plan(study, [e.folder for e in chosen], rows, given.json)
         return True
-    outcome = run_queue(chosen, out, data=data, bases=bases, results=results, minutes=minutes, keep=kept)
+    options: dict[str, Any] = {"data": data, "bases": bases, "results": given.results}
+    options |= {"minutes": given.minutes, "keep": given.keep}
+    if given.machines is not None:
+        folders = tuple(e.folder for e in chosen)
+        what = {"read": read, "arguments": arguments, "out": out, "chosen": folders, "options": options}
+        return start_workers(given.machines, out, what, given.json)
+    outcome = run_queue(chosen, out, **options)
     if Everyone().rank == 0:
-        if json:
+        if given.json:
             print_json({"out": str(out), **vars(outcome)})
         else:
             console().print(f"{outcome.sentence()}. Results are in {out / 'results'}", soft_wrap=True)
             for label, why in outcome.failed.items():
                 console().print(f"failed: {label}: {why}", soft_wrap=True)
     return not outcome.failed
+
+
+def start_workers(machines: Machines, out: Path, what: Mapping[str, Any], json: bool) -> bool:
+    """Start workers. Those on this machine are waited for; SLURM's go on by themselves."""
+    jobs = submit(make_workers(machines.array, **what), machines, out / "jobs")
+    if machines.on == "slurm":
+        names = [str(job.job_id) for job in jobs]
+        if json:
+            print_json({"out": str(out), "jobs": names})
+        else:
+            console().print(f"started {', '.join(names)}; logs are in {out / 'jobs'}, results in {out / 'results'}")
+        return True
+    result = gather(jobs)
+    if json:
+        print_json({"out": str(out), **result})
+    else:
+        console().print(f"{len(result['finished'])} finished. Results are in {out / 'results'}", soft_wrap=True)
+        for label, why in result["failed"].items():
+            console().print(f"failed: {label}: {why}", soft_wrap=True)
+        for why in result["lost"]:
+            console().print(f"lost: {why}. The same command goes on.", soft_wrap=True)
+    return not result["failed"] and not result["lost"]
 
 
 def show_plan(study: Study, chosen: Sequence[str], rows: Sequence[dict[str, Any]], json: bool) -> None:
@@ -70,9 +105,14 @@ def show_plan(study: Study, chosen: Sequence[str], rows: Sequence[dict[str, Any]
     console().print(f"{len(rows)} experiments, about {clock(seconds)} to go", soft_wrap=True)
 
 
-def run_file(file: Path, out: Path | None, **options: Any) -> bool:
-    """`run_study` of a file."""
-    return run_study(read_study(file), out, **options)
+def run_file(file: Path, given: Given) -> bool:
+    """`sdrseg run`."""
+    return run_study(read_study(file), given, read_study, {"file": file.resolve()})
+
+
+def read_table(name: str, seeds: Sequence[int], preset: str, settings: Mapping[str, Any]) -> Study:
+    """The experiments of a table of the paper."""
+    return study_of(paper_table(name), experiments_of(paper_table(name), seeds, preset, settings))
 
 
 def show_table(table: Table, format: str, out: Path | None) -> None:
@@ -104,28 +144,26 @@ def compare_results(
 
 def paper_results(
     name: str,
-    out: Path | None,
+    given: Given,
     *,
     seeds: Sequence[int],
     preset: str,
-    settings: dict[str, Any],
-    results: Sequence[Path],
+    settings: Mapping[str, Any],
     transform: str | None,
     format: str,
     to: Path | None,
     run: bool,
-    dry_run: bool,
-    **options: Any,
 ) -> bool:
     """`sdrseg tables`: show a table of the paper with our numbers, after running what is missing if asked to."""
-    table = paper_table(name)
-    grid = experiments_of(table, seeds, preset, settings)
-    study, out = study_of(table, grid), out or Path(name)
+    arguments: dict[str, Any] = {"name": name, "seeds": seeds, "preset": preset, "settings": settings}
     well = True
-    if run or dry_run:
-        well = run_study(study, out, results=results, dry_run=dry_run, **options)
-    if not dry_run and Everyone().rank == 0:
-        show_table(fill(table, grid, finished_cells(out, results), _known(transform)), format, to)
+    if run or given.dry_run:
+        well = run_study(read_table(**arguments), given, read_table, arguments)
+    if not given.dry_run and Everyone().rank == 0:
+        table = paper_table(name)
+        cells = finished_cells(given.out or Path(name), given.results)
+        grid = experiments_of(table, seeds, preset, settings)
+        show_table(fill(table, grid, cells, _known(transform)), format, to)
     return well
 
 

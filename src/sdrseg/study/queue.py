@@ -96,6 +96,9 @@ def run_queue(
     stop_at = None if minutes is None else time.monotonic() + 60 * minutes
     for number, experiment in enumerate(queue):
         label = experiment.label
+        if (out / "results" / f"{experiment.folder}.json").exists():  # another worker was faster
+            outcome.before.append(label)
+            continue
         if stop_at is not None and time.monotonic() > stop_at:
             outcome.left += [e.label for e in queue[number:]]
             break

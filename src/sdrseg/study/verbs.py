@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +29,14 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be run,
 Results = Annotated[
     list[Path] | None, typer.Option(metavar="DIR", help="More folders with results; what they hold is not run.")
 ]
+On = Annotated[
+    str | None, typer.Option(metavar="WHERE", help="Start workers: slurm, or local (processes on this machine).")
+]
+Array = Annotated[int, typer.Option(min=1, help="With --on: how many workers.")]
+Gpus = Annotated[int, typer.Option(min=0, help="With --on: GPUs of each worker.")]
+Slurm = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=VALUE", help="With --on slurm: options of sbatch, as partition=gpu.")
+]
 KeepModels = Annotated[str, typer.Option(metavar="WHICH", help="Models to keep of finished runs: all, last or none.")]
 
 
@@ -41,27 +50,33 @@ def run(
     budget: Budget = None,
     results: Results = None,
     keep_models: KeepModels = "all",
+    on: On = None,
+    array: Array = 1,
+    gpus: Gpus = 0,
+    slurm: Slurm = None,
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> None:
     """Run all experiments of a file, one after the other. What is finished is not run again."""
-    from sdrseg.study.commands import run_file
+    from sdrseg.study.commands import Given, run_file
 
-    all_well = run_file(
-        file,
-        out,
-        data=path,
-        bases=bases,
-        cells=cells,
-        only=only or [],
-        results=results or [],
-        minutes=budget,
-        keep=keep_models,
-        dry_run=dry_run,
-        json=json,
-    )
-    if not all_well:
+    machines = _machines(on, array, gpus, budget, slurm)
+    how = (budget, keep_models, dry_run, json, machines)
+    if not run_file(file, Given(out, path, bases, cells, only or [], results or [], *how)):
         raise typer.Exit(1)
+
+
+def _machines(on: str | None, array: int, gpus: int, budget: float | None, slurm: list[str] | None) -> Any:
+    from sdrseg.errors import UsageError
+    from sdrseg.study.cluster import Machines
+
+    if on is None:
+        return None
+    if wrong := [text for text in slurm or [] if "=" not in text]:
+        raise UsageError(f"--slurm {wrong[0]}: write KEY=VALUE, such as partition=gpu.")
+    pairs = dict(text.split("=", 1) for text in slurm or [])
+    minutes = 24 * 60 if budget is None else math.ceil(budget) + 10  # time to save
+    return Machines(on, array, gpus, minutes, pairs)
 
 
 def result(
@@ -111,6 +126,10 @@ def tables(
     budget: Budget = None,
     results: Results = None,
     keep_models: KeepModels = "all",
+    on: On = None,
+    array: Array = 1,
+    gpus: Gpus = 0,
+    slurm: Slurm = None,
     transform: Transform = None,
     format: Format = "terminal",
     to: ToFile = None,
@@ -119,28 +138,21 @@ def tables(
 ) -> None:
     """Show a table of the paper with our numbers beside it, and run what it needs."""
     from sdrseg.config import parse_settings
-    from sdrseg.study.commands import paper_results
+    from sdrseg.study.commands import Given, paper_results
     from sdrseg.study.grid import parse_numbers
 
+    machines = _machines(on, array, gpus, budget, slurm)
+    how = (budget, keep_models, dry_run, json, machines)
     all_well = paper_results(
         name,
-        out,
-        data=path,
-        bases=bases,
+        Given(out, path, bases, cells, only or [], results or [], *how),
         seeds=parse_numbers(seeds, "--seeds"),
         preset=preset,
         settings=parse_settings(set or []),
-        cells=cells,
-        only=only or [],
-        results=results or [],
-        minutes=budget,
-        keep=keep_models,
         transform=transform,
         format=format,
         to=to,
         run=execute,
-        dry_run=dry_run,
-        json=json,
     )
     if not all_well:
         raise typer.Exit(1)

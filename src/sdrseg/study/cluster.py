@@ -1,0 +1,124 @@
+"""Several workers for one study, started by submitit: processes on this machine, or an array of SLURM jobs.
+
+Every worker goes through the whole queue. The lock of a run keeps two from writing the same one; a worker that ends,
+for whatever reason, leaves a run that another goes on with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sdrseg.errors import UsageError
+from sdrseg.study.queue import run_queue
+
+WAIT = 5.0  # seconds until a worker looks again whether a run that another has is finished
+
+
+@dataclass
+class Worker:
+    """What a job does: a study, from the file or the table that it is read from."""
+
+    read: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    out: Path
+    chosen: tuple[str, ...]
+    options: Mapping[str, Any]
+    number: int = 0
+    workers: int = 1
+    wait: float = WAIT
+
+    def __call__(self) -> dict[str, Any]:
+        """Go through the queue until every run is finished or has failed."""
+        experiments = [e for e in self.read(**self.arguments).experiments if e.folder in self.chosen]
+        first = len(experiments) * self.number // self.workers  # workers begin apart from each other
+        queue = experiments[first:] + experiments[:first]
+        failed: dict[str, str] = {}
+        finished: list[str] = []
+        while queue:
+            outcome = run_queue(queue, self.out, **self.options)
+            failed |= outcome.failed
+            finished += outcome.finished
+            if outcome.left:
+                break  # out of time
+            queue = [e for e in queue if e.label in outcome.elsewhere]
+            if queue:
+                time.sleep(self.wait)
+        return {"finished": finished, "failed": failed}
+
+    def checkpoint(self) -> Any:
+        """What submitit asks for when a job is about to be stopped: the same once more."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self)
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where workers run: how many, with how many GPUs and minutes each, and what else SLURM is told."""
+
+    on: str
+    array: int = 1
+    gpus: int = 0
+    minutes: int = 24 * 60
+    slurm: Mapping[str, str] = field(default_factory=dict)
+
+
+def submit(workers: Sequence[Worker], machines: Machines, folder: Path) -> list[Any]:
+    """Start the workers; returns submitit's jobs."""
+    if machines.on not in ("slurm", "local"):
+        raise UsageError(f"--on {machines.on} is not possible: slurm or local.")
+    submitit = _submitit()
+    gpus = machines.gpus
+    if machines.on == "local":
+        jobs = []
+        for worker in workers:
+            executor = submitit.LocalExecutor(folder=folder)
+            mine = list(range(worker.number * gpus, (worker.number + 1) * gpus))
+            executor.update_parameters(timeout_min=machines.minutes, gpus_per_node=gpus, visible_gpus=mine)
+            jobs.append(executor.submit(worker))
+        return jobs
+    executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
+    executor.update_parameters(
+        name="sdrseg",
+        timeout_min=machines.minutes,
+        gpus_per_node=gpus,
+        slurm_array_parallelism=len(workers),
+        slurm_additional_parameters=dict(machines.slurm),
+    )
+    return list(executor.map_array(_call, workers))
+
+
+def _call(worker: Worker) -> dict[str, Any]:
+    return worker()
+
+
+def make_workers(count: int, **what: Any) -> list[Worker]:
+    if count < 1:
+        raise UsageError(f"--array {count}: at least 1 worker.")
+    return [Worker(**what, number=number, workers=count) for number in range(count)]
+
+
+def gather(jobs: Sequence[Any]) -> dict[str, Any]:
+    """Wait for the workers; what they finished, what failed, and which of them ended without a word."""
+    result: dict[str, Any] = {"finished": [], "failed": {}, "lost": []}
+    for job in jobs:
+        try:
+            one = job.result()
+        except Exception as error:  # killed, or a machine that went away
+            result["lost"].append(f"worker {job.job_id}: {str(error).strip().splitlines()[0]}")
+            continue
+        result["finished"] += one["finished"]
+        result["failed"] |= one["failed"]
+    return result
+
+
+def _submitit() -> Any:
+    try:
+        import submitit
+    except ImportError as error:
+        raise UsageError("--on needs submitit: pip install 'sdrseg[cluster]'.") from error
+    return submitit
