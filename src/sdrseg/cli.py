@@ -171,6 +171,20 @@ def train(
 
 
 @app.command()
+def weights(
+    encoder: Annotated[str | None, typer.Argument(help="Fetch the ImageNet weights of this encoder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write them to a .safetensors file, to take along.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """List pre-trained weights on this machine, fetch others by name, and say how to do without a network."""
+    from sdrseg.pretrained import show_weights
+
+    show_weights(encoder, out, json)
+
+
+@app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     path: DataPath = None,

@@ -30,7 +30,10 @@ IMAGE_CLASSIFIERS = ("fc.", "classifier.", "head.fc.")
 STRIDES = {"v1": "conv1", "v1.5": "conv2"}
 """What a safetensors file may say of itself under "stride", and the net.stride_on that belongs to it."""
 
-INSTEAD = "Set net.weights to a file (.safetensors or .pth, with torchvision's names), or to none for a random start."
+INSTEAD = (
+    "Set net.weights to a file (.safetensors or .pth, with torchvision's names), or to none for a random start. "
+    "`sdrseg weights` lists what is on this machine."
+)
 
 
 def load_weights(network: Network, weights: str, net: Net) -> str:
