@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from formats import FORMATS, NAMES, Scene, coco, scenes, write
 from runs import Quiet
@@ -178,6 +181,28 @@ def test_broken_lines_of_yolo(tmp_path, line, said):
     (problem,) = source.problems()
     assert (problem.file, problem.kind) == (str(file), "broken annotation") and said in problem.detail
     assert np.array_equal(source.mask("train/photo00"), scene_of("photo00").mask)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 99) | st.floats(allow_nan=True) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["label", "points", "x"]), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lines=st.lists(st.text("0123456789.e- xn", max_size=30), max_size=4), shapes=st.lists(JSON, max_size=4))
+def test_nothing_in_a_file_can_break_the_rest(lines, shapes):
+    with tempfile.TemporaryDirectory() as name:
+        for format in ("yolo", "labelme"):
+            FORMATS[format][0](Path(name, format))
+        file = Path(name, "yolo/labels/train/photo00.txt")
+        file.write_text("\n".join([file.read_text(), *lines]))
+        write(Path(name, "labelme/photo00.json"), {"shapes": shapes})
+        for format, id in (("yolo", "train/photo01"), ("labelme", "photo01")):
+            source = open_folder(Path(name, format))
+            assert np.array_equal(source.mask(id), scene_of(id).mask)
+            assert {source.mask(id).shape for split in ("train", "val") for id in source.ids(split)} == {(32, 32)}
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,14 @@ def test_a_table_means_what_it_says(data: st.DataObject) -> None:
         assert said == ["background", *values.values()]
 
 
+def test_what_a_mask_means_is_part_of_its_digest(tmp_path: Path) -> None:
+    """So a run does not go on, and a stored base is not taken, after fire and smoke have changed places."""
+    tables = (FIRE, 'values = {127 = "smoke", 254 = "fire"}\nclasses = ["background", "fire", "smoke"]\n')
+    found = [class_index(one_mask(tmp_path, table, [[0, 127, 254]]), "train") for table in tables]
+    assert found[0].pixels[0, :3].tolist() == found[1].pixels[0, :3].tolist() == [1, 1, 1]
+    assert found[0].digests.tolist() != found[1].digests.tolist()
+
+
 # --- through training -------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -229,6 +232,19 @@ def test_a_file_in_place_of_a_name(sdrseg):
     forget_own_sources()
     assert sdrseg("report", "run", "--out", "page.html", "--images", "0")[0] == 0
     assert "FILE.py:1-1@disjoint" in Path("page.html").read_text()
+
+
+def test_a_data_set_of_a_file_goes_to_processes_that_start_afresh(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE.format(name="travelling"))
+    source = open_source(read_spec(str(tmp_path / "mine.py")).source, None, Config())
+    source.extra = 7
+    code = (
+        "import pickle, sys\n"
+        "source = pickle.load(sys.stdin.buffer)\n"
+        "print(source.name, source.extra, source.mask('train-1').sum())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(source), capture_output=True, check=True)
+    assert done.stdout.decode().split() == ["travelling", "7", str(source.mask("train-1").sum())]
 
 
 @pytest.mark.parametrize(

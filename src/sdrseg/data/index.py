@@ -36,7 +36,7 @@ class ClassIndex:
     ids: tuple[str, ...]
     pixels: NDArray[np.int64]  # (images, 256): pixels of each label value
     sizes: NDArray[np.int32]  # (images, 2): height, width
-    digests: NDArray[np.uint8]  # (images, 16): of the mask's content
+    digests: NDArray[np.uint8]  # (images, 16): of the mask's content and coding
     problems: tuple[Problem, ...]
 
     @property
@@ -103,6 +103,7 @@ def map_with_threads(
 
 def _digests(source: Source, ids: Sequence[str]) -> tuple[NDArray[np.uint8], dict[str, str]]:
     digests = np.zeros((len(ids), DIGEST_BYTES), np.uint8)
+    coding = source.coding.encode()  # with another coding the same bytes are another label map
     unreadable = {}
     for row, id in enumerate(ids):
         try:
@@ -110,7 +111,7 @@ def _digests(source: Source, ids: Sequence[str]) -> tuple[NDArray[np.uint8], dic
         except (OSError, DataError) as error:
             unreadable[id] = str(error)
         else:
-            digests[row] = np.frombuffer(hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(), np.uint8)
+            digests[row] = np.frombuffer(hashlib.blake2b(content + coding, digest_size=DIGEST_BYTES).digest(), np.uint8)
     return digests, unreadable
 
 

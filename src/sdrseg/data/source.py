@@ -8,6 +8,7 @@ class index finds it and the audit names the file.
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from PIL import AvifImagePlugin, Image, ImageOps
 from sdrseg.config import Config
 from sdrseg.errors import DataError
 from sdrseg.labels import VOID
+from sdrseg.own_files import OWN, run_file
+from sdrseg.scenario import SOURCES
 
 MAX_CLASSES = 254
 """Background included; ids 0..253. 255 is void, and 254 stays free so that no class is ever mistaken for it."""
@@ -79,6 +82,17 @@ class Source(ABC):
         """Open the data set; `path` is what --data names, None for one that needs no folder."""
         return cls() if path is None else cls(path)  # type: ignore[call-arg]
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Worker processes that start afresh have not run the file of a user's own data set: it is run there, too."""
+        kind = type(self)
+        if not kind.__module__.startswith(OWN):
+            return super().__reduce_ex__(protocol)
+        return (
+            _of_a_file,
+            (str(sys.modules[kind.__module__].__file__), kind.__module__, kind.__qualname__),
+            self.__dict__,
+        )
+
     @abstractmethod
     def ids(self, split: Split) -> tuple[str, ...]:
         """The ids of a split, in the order that index lists refer to (sorted)."""
@@ -122,6 +136,13 @@ class Source(ABC):
     def problems(self) -> list[Problem]:
         """What was found wrong while the files were listed (before any was opened)."""
         return []
+
+
+def _of_a_file(file: str, module: str, name: str) -> Source:
+    """A data set of a user's file, without its attributes."""
+    run_file(Path(file), SOURCES)
+    kind: type[Source] = getattr(sys.modules[module], name)
+    return kind.__new__(kind)
 
 
 class PictureFiles(Source):

@@ -38,9 +38,9 @@ def _miou(group: str) -> Callable[[dict[str, Any]], float | None]:
 
 
 MEASURES = (
-    Measure("old", "old", "mean IoU of the classes of step 0, background included", _miou("old")),
+    Measure("old", "old", "mean IoU of the classes of step 0, with background where it is scored", _miou("old")),
     Measure("new", "new", "mean IoU of the classes of all later steps", _miou("new")),
-    Measure("all", "all", "mean IoU of all classes, background included", _miou("all")),
+    Measure("all", "all", "mean IoU of all classes, with background where it is scored", _miou("all")),
     Measure("harmonic", "harmonic", "harmonic mean of old and new", _miou("harmonic")),
     Measure("averaged", "step-averaged", "mean over the steps of all", lambda s: s["step_averaged_miou"]),
     Measure(

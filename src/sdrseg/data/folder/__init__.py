@@ -62,10 +62,10 @@ def _recognise(root: Path) -> dict[str, str]:
         found["panoptic"] = " and ".join(path.relative_to(root).as_posix() for path in panoptic.values())
     if (told := yaml_file(root)) is not None:
         found["yolo"] = told.name
-    if not found and is_labelme(root):
-        found["labelme"] = "LabelMe's .json files"
     folders = [root, *split_folders(root).values()]
     masks = [path for folder in folders if (path := named(folder, MASKS, pictures=True)) and path.name != "annotations"]
     if masks and found:
         found["masks"] = f"{masks[0].relative_to(root).as_posix()}/"
+    if not found and not masks and is_labelme(root):
+        found["labelme"] = "LabelMe's .json files"
     return found

@@ -74,8 +74,8 @@ class LabelMe(Drawn):
 
 
 def is_labelme(root: Path) -> bool:
-    """Whether the first JSON file below the root is one of LabelMe."""
-    name = next((name for name in sorted(find_files(root)) if name.endswith(".json")), None)
+    """Whether the first JSON file that is found below the root is one of LabelMe."""
+    name = next((name for name in find_files(root) if name.endswith(".json")), None)
     try:
         return name is not None and bool(_load(root / name))
     except DataError:
