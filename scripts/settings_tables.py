@@ -47,7 +47,10 @@ def _possible(kind: Any, bounds: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return ", ".join(typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
-        return f"[{', '.join(_possible(item, bounds) for item in typing.get_args(kind))}]"
+        items = typing.get_args(kind)
+        if items[1:] == (...,):
+            return f"a list of: {_possible(items[0], bounds)}"
+        return f"[{', '.join(_possible(item, bounds) for item in items)}]"
     low, high = bounds["minimum"], bounds["maximum"]
     if low is None:
         return KINDS[kind]

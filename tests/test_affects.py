@@ -18,7 +18,7 @@ from sdrseg.scenario import parse_spec
 
 MAY_CHANGE = {
     "data.cache", "data.workers", "eval.also", "eval.batch_size", "eval.every",
-    "run.speed", "run.save_minutes", "run.log_every", "run.on_bad_image", "run.on_divergence",
+    "run.speed", "run.save_minutes", "run.log_every", "run.loggers", "run.on_bad_image", "run.on_divergence",
 }  # fmt: skip
 LATER = {
     "train.batch_size_later", "train.epochs_later", "net.bn_later", "optim.lr_later", "optim.decoder_lr_factor_later",
@@ -31,7 +31,7 @@ def other_value(config: Config, key: str) -> object:
     kind = config.sections()[name].__dataclass_fields__[field]
     value = getattr(config.sections()[name], field)
     choices = str(kind.type).replace('"', "'").split("'")[1::2]
-    candidates = [not value, 0.25, 2, 48, 16, 8, "l1", (0.5, 1.5), (0.5, 0.9), *choices, "other"]
+    candidates = [not value, (), 0.25, 2, 48, 16, 8, "l1", (0.5, 1.5), (0.5, 0.9), *choices, "other"]
     for candidate in candidates:
         try:
             made = config_from({name: {field: candidate}}, "test").sections()[name]

@@ -23,7 +23,7 @@ from sdrseg.terminal import TrainingDisplay
 
 def test_a_step_that_begins_anew_leaves_nothing_of_itself_in_the_log(tmp_path):
     """Epochs may be shorter than the stretches that are logged."""
-    log = Log(tmp_path, tensorboard=False)
+    log = Log(tmp_path)
     log.write("train", step=0, losses={})
     log.write("score", step=0)
     size = log.size

@@ -48,6 +48,11 @@ class Run:
         affects="nothing",
     )
     save_minutes: float = setting(5.0, "minutes between two saved states within a step", 0, affects="nothing")
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(
+        ("tensorboard",),
+        "what follows the run beside log.jsonl, any of tensorboard, wandb, mlflow, or []; the latter two are extras",
+        affects="nothing",
+    )
     log_every: int = setting(20, "iterations between two lines of the log", 1, affects="nothing")
     on_divergence: Literal["stop", "lower"] = setting(
         "stop",

@@ -96,6 +96,10 @@ def _value(where: str, value: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:
         return value
     if typing.get_origin(kind) is tuple:
         items = typing.get_args(kind)
+        if items[1:] == (...,):  # any number of them
+            if not isinstance(value, list | tuple) or len(set(map(str, value))) != len(value):
+                raise UsageError(f"{where} = {value!r} is not a list of different values.")
+            return tuple(_value(where, v, items[0], bounds) for v in value)
         if not isinstance(value, list | tuple) or len(value) != len(items):
             raise UsageError(f"{where} = {value!r} is not a list of {len(items)} values such as [0.5, 2.0].")
         checked = tuple(_value(where, v, k, bounds) for v, k in zip(value, items, strict=True))

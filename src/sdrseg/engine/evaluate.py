@@ -21,6 +21,7 @@ from sdrseg.data.index import map_with_threads
 from sdrseg.decision import Decision, decide
 from sdrseg.distributed import Everyone
 from sdrseg.engine.folder import RunFolder, second_score
+from sdrseg.engine.glimpse import PICTURES, predicted_pictures
 from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job
 from sdrseg.engine.saved import open_step
 from sdrseg.errors import DataError, SdrsegError, UsageError, nearest
@@ -125,18 +126,24 @@ def require_held_out(job: Job) -> None:
         )
 
 
-def score_saved(job: Job, step: Step, transform: str | None = None) -> StepScore:
-    """The scores of a step's saved model."""
+def score_saved(job: Job, step: Step, transform: str | None = None, pictures: int = 0) -> StepScore:
+    """The scores of a step's saved model; `pictures`: of so many images what it predicts goes to the trackers."""
     network, decision = open_step(job.folder, step.number, job.config.net)
-    return score(job, step, network.place_on(job.fabric.device), decision, transform)
+    network.place_on(job.fabric.device)
+    if pictures and job.everyone.rank == 0 and job.log.trackers is not None:
+        shown = predicted_pictures(job, step, network, decision, pictures)
+        job.log.trackers.pictures("image, truth, prediction", shown, step.number)
+    return score(job, step, network, decision, transform)
 
 
 def score_step(job: Job, step: Step) -> None:
     """Evaluate the saved model of a step and write metrics.json."""
-    result = score_saved(job, step)
+    result = score_saved(job, step, pictures=PICTURES)
     if job.everyone.rank == 0:
-        write_json(job.folder.step(step.number) / "metrics.json", {**result.to_dict(), "scored_on": job.scored_on})
-        job.log.write("score", step=step.number, miou=result.miou(), scored_on=job.scored_on)
+        found = result.to_dict()
+        write_json(job.folder.step(step.number) / "metrics.json", {**found, "scored_on": job.scored_on})
+        classes = {one["name"]: one["iou"] for one in found["classes"]}
+        job.log.write("score", step=step.number, miou=result.miou(), classes=classes, scored_on=job.scored_on)
         job.display.scored(result)
 
 

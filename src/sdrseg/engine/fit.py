@@ -78,6 +78,7 @@ def fit(
     appeared: set[str] = set()
     for batch in batches:
         set_learning_rates(optimiser, config.optim, watch.iteration, total)
+        watch.rates = tuple(group["lr"] for group in optimiser.param_groups[:2])
         whole = batch.to(fabric.device)
         parts = whole.split(config.run.accumulate)
         method.expect(whole if len(parts) > 1 else None, len(parts))

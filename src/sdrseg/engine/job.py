@@ -24,6 +24,7 @@ from sdrseg.distributed import Everyone
 from sdrseg.engine.bases import BaseStore, base_key, base_of
 from sdrseg.engine.folder import RunFolder, source_commit
 from sdrseg.engine.launch import Interruption, make_fabric
+from sdrseg.engine.trackers import Trackers
 from sdrseg.engine.watch import Log, NoLog
 from sdrseg.errors import SdrsegError
 from sdrseg.files import write_json
@@ -143,7 +144,8 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
     device = _device_name(job.fabric.device)
     job.folder.note_environment(device, job.everyone.world)
     write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": _digests(job)})
-    job.log = Log(job.folder.path)
+    trackers = Trackers(job.config.run.loggers, job.folder.path, identity, job.config.to_dict())
+    job.log = Log(job.folder.path, trackers)
     here = {"sdrseg": __version__, "processes": job.everyone.world, "device": device, "commit": source_commit()}
     job.log.write("start", **identity, **here)
     for note in job.source.notes:

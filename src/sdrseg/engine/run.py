@@ -15,6 +15,7 @@ from sdrseg.engine.evaluate import offline_iou, require_held_out, score_also, sc
 from sdrseg.engine.job import open_run_folder, prepare_job, scored_on
 from sdrseg.engine.optimiser import learning_rates
 from sdrseg.engine.step import assemble, train_step
+from sdrseg.engine.trackers import require_trackers
 from sdrseg.methods import limits_in, method_layers, own_sections, resolve_method
 from sdrseg.methods.finetune import Offline
 from sdrseg.methods.latent import require_official
@@ -53,6 +54,7 @@ def train(
     layers = method_layers(method_name, preset, spec.task, spec.source)
     config = load_config(spec.source, config_file, settings, layers, own_sections(method_name))
     require_held_out_scores(config)
+    require_trackers(config.run.loggers)
     bound = None if offline is None else offline_iou(offline, scored_on(config))
     job = prepare_job(spec, method_name, config, data, out, bases, display)
     job.images = images or job.images

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sdrseg.data.batches import Batch
+from sdrseg.engine.trackers import Trackers
 from sdrseg.errors import SdrsegError
 from sdrseg.threads import adapt
 
@@ -42,23 +43,18 @@ class NotFiniteError(SdrsegError):
 
 
 class Log:
-    """The JSON lines of a run, and TensorBoard beside it. Only process 0 has one; the others have a `NoLog`."""
+    """The JSON lines of a run, and trackers beside it. Only process 0 has one; the others have a `NoLog`."""
 
-    def __init__(self, folder: Path, tensorboard: bool = True):
+    def __init__(self, folder: Path, trackers: Trackers | None = None):
         self.file = folder / "log.jsonl"
         self._lines = self.file.open("ab")
-        self._board: Any = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(folder / "tensorboard"))
+        self.trackers = trackers
 
     def write(self, event: str, **values: Any) -> None:
         self._lines.write((json.dumps({"event": event, "time": round(time.time(), 3), **values}) + "\n").encode())
         self._lines.flush()
-        if self._board is not None and event == "train":
-            for name, value in values["losses"].items():
-                self._board.add_scalar(f"step{values['step']}/{name}", value, values["iteration"])
+        if self.trackers is not None:
+            self.trackers.event(event, values)
 
     @property
     def size(self) -> int:
@@ -80,14 +76,15 @@ class Log:
 
     def close(self) -> None:
         self._lines.close()
-        if self._board is not None:
-            self._board.close()
+        if self.trackers is not None:
+            self.trackers.close()
 
 
 class NoLog:
     """Writes nothing."""
 
     size = 0
+    trackers = None
 
     def write(self, event: str, **values: Any) -> None: ...
 
@@ -120,6 +117,7 @@ class Watch:
         self._ids: dict[int, tuple[str, ...]] = {}
         self._images = 0
         self.logged = False
+        self.rates: tuple[float, ...] = ()  # learning rates of encoder and decoder, for the log
         self.bad: Counter[str] = Counter()  # unreadable images that were skipped, and how often
         self._since = self._saved = self._shown = self._began = time.monotonic()
         self._before = 0.0  # seconds of the first iteration
@@ -160,6 +158,7 @@ class Watch:
             self._recent.setdefault(name, deque(maxlen=RECENT)).extend(sizes)
         self._check(values)
         entry = self._entry(epoch, _means(values))
+        entry["lr"] = list(self.rates)
         entry["metrics"] = {name: float(value) for name, value in metrics.items()}
         if torch.cuda.is_available():
             entry["peak_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)

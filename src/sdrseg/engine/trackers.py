@@ -1,0 +1,93 @@
+"""What follows a run beside its log: TensorBoard, Weights & Biases, MLflow, through Lightning's own loggers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdrseg.errors import UsageError
+
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+
+
+def require_trackers(names: Sequence[str]) -> None:
+    """Say before any work is done which package is missing."""
+    for name in names:
+        if find_spec(PACKAGES[name]) is None:
+            raise UsageError(f"run.loggers names {name}, which is not installed: pip install 'sdrseg[{name}]'.")
+
+
+class Trackers:
+    """Some of Lightning's loggers for one run. What they keep is a copy: the log and the metrics are the truth."""
+
+    def __init__(self, names: Sequence[str], folder: Path, identity: Mapping[str, Any], config: Mapping[str, Any]):
+        self._loggers = [_make(name, folder, str(identity["spec"])) for name in names]
+        facts = {**identity, **{f"{s}.{k}": v for s, keys in config.items() for k, v in keys.items()}}
+        for name, logger in zip(names, self._loggers, strict=True):
+            if name != "tensorboard":  # its table of parameters is of no use for one run
+                logger.log_hyperparams({key: str(value) for key, value in facts.items()})
+
+    def event(self, event: str, values: Mapping[str, Any]) -> None:
+        """Take over what a line of the log says."""
+        if event == "train":
+            scalars = {f"step{values['step']}/{name}": value for name, value in values["losses"].items()}
+            rates = dict(zip(("encoder", "decoder"), values.get("lr", ()), strict=False))
+            scalars |= {f"step{values['step']}/lr {part}": rate for part, rate in rates.items()}
+            self._scalars(scalars, values["iteration"])
+        elif event == "validate":
+            self._scalars({f"step{values['step']}/mIoU {k}": v for k, v in values["miou"].items()}, values["epoch"])
+        elif event == "score":
+            scalars = {f"mIoU/{name}": values["miou"].get(name) for name in ("old", "new", "all")}
+            scalars |= {f"IoU/{name}": iou for name, iou in values.get("classes", {}).items()}
+            self._scalars(scalars, values["step"])
+
+    def _scalars(self, scalars: Mapping[str, float | None], step: int) -> None:
+        known = {_name(name): float(value) for name, value in scalars.items() if value is not None}
+        for logger in self._loggers:
+            logger.log_metrics(known, step)
+
+    def pictures(self, name: str, pictures: Sequence[NDArray[np.uint8]], step: int) -> None:
+        """Pictures (H, W, 3), where a logger takes some."""
+        for logger in self._loggers:
+            if hasattr(logger, "log_image"):
+                logger.log_image(key=name, images=list(pictures), step=step)
+            elif hasattr(logger.experiment, "add_image"):
+                for number, picture in enumerate(pictures):
+                    logger.experiment.add_image(f"{name}/{number}", picture, step, dataformats="HWC")
+
+    def close(self) -> None:
+        for logger in self._loggers:
+            logger.finalize("success")
+            if hasattr(logger.experiment, "finish"):
+                logger.experiment.finish()  # of Weights & Biases: another run of this process has one of its own
+
+
+def _make(name: str, folder: Path, spec: str) -> Any:
+    from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+    from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+
+    if name == "tensorboard":
+        return TensorBoardLogger(root_dir=folder, name="tensorboard", version="")
+    label = folder.resolve().name
+    if name == "wandb":
+        offline = os.environ.get("WANDB_MODE") == "offline"
+        same = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]  # a resumed run goes on in its own page
+        return WandbLogger(name=label, save_dir=folder, project="sdrseg", id=same, offline=offline, resume="allow")
+    where = os.environ.get("MLFLOW_TRACKING_URI")
+    if where is None:  # files beside the run, which newer versions keep only where one asks for it
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        where = (folder.resolve() / "mlflow").as_uri()
+    return MLFlowLogger(experiment_name=spec, run_name=label, tracking_uri=where)
+
+
+def _name(name: str) -> str:
+    """A name that every tracker takes: MLflow refuses much in class names."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
