@@ -73,7 +73,7 @@ def test_the_key_of_a_base_holds_what_plain_training_depends_on(job):
         *(f"data.{name}" for name in ("augment", "crop", "scale", "colour")),
         *(f"train.{name}" for name in ("batch_size", "epochs", "best_every", "patience", "seed")),
         *(s.key for s in job.config.settings() if s.key.split(".")[0] in ("net", "optim")),
-        "run.accumulate", "run.precision", "ce.reduction", "latent.official", "latent.step0",
+        "run.accumulate", "run.precision", "ce.reduction", "ce.class_weights", "latent.official", "latent.step0",
         "proto.average", "proto.decay",
     } - LATER  # fmt: skip
     found = keys_that_change(job, "ft")
@@ -84,7 +84,7 @@ def test_a_base_of_its_own_depends_on_the_losses_too(job):
     assert keys_that_change(job, "ewc") - keys_that_change(job, "ft") == {
         s.key
         for s in job.config.settings()
-        if (s.key.split(".")[0] in ("ce", "cl", "sp") and s.key != "ce.reduction")
+        if (s.key.split(".")[0] in ("ce", "cl", "sp") and s.key not in ("ce.reduction", "ce.class_weights"))
         or s.key in {f"laps.{name}" for name in ("memory", "rank", "clusters", "positive_base")}
     }
 

@@ -25,6 +25,11 @@ class Ce:
         "sequential, binary (sigmoids), or one_vs_rest (sigmoids of the step's classes, none for background)",
     )
     reduction: Literal["valid", "all"] = setting("valid", "mean over the labelled pixels, or over all (official code)")
+    class_weights: str = setting(
+        "none",
+        "weights of the classes in CE and UNCE: none; frequency, by how rare a class is in the step's training images "
+        "(median frequency balancing, 0.1 to 10); or given, such as 'cat=2, dog=0.5', and 1 for all others",
+    )
     init: Literal["default", "mib"] = switch(
         "default", "new rows of the classifier: PyTorch's default, or sharing the old background's (MiB)"
     )

@@ -11,6 +11,7 @@ from sdrseg.data import read_spec
 from sdrseg.data.pool import ImagePool
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.best import require_held_out_scores
+from sdrseg.engine.class_weights import require_class_weights
 from sdrseg.engine.evaluate import offline_iou, require_held_out, score_also, score_step, summarise
 from sdrseg.engine.job import open_run_folder, prepare_job, scored_on
 from sdrseg.engine.optimiser import learning_rates
@@ -60,6 +61,7 @@ def train(
     job.images = images or job.images
     job.interruption.stop_at = stop_at
     require_official(config, job.everyone.world)
+    require_class_weights(config, job.scenario.classes)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
     if job.everyone.rank == 0:
         require_held_out(job)

@@ -14,6 +14,7 @@ from sdrseg.data.order import TrainOrder
 from sdrseg.decision import Decision, read_decision
 from sdrseg.engine.best import Best
 from sdrseg.engine.checkpoint import load_training, training_tensors, with_prefix
+from sdrseg.engine.class_weights import class_weights
 from sdrseg.engine.evaluate import score
 from sdrseg.engine.fit import fit, survey
 from sdrseg.engine.job import Job
@@ -199,7 +200,8 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
         if network is not None:
             network.keep_stages = method.needs_stages
             network.place_on(job.fabric.device)
-    method.begin_step(StepInfo(step.number, old, new, job.protocol, decision), student, teacher)
+    weights = class_weights(config, step, job.indexes["train"], job.scenario.classes)
+    method.begin_step(StepInfo(step.number, old, new, job.protocol, decision, weights), student, teacher)
     require_super(method, "begin_step", "step")
     student.place_on(job.fabric.device)
     student.train()

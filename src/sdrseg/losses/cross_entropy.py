@@ -34,6 +34,25 @@ def unbiased_cross_entropy_sums(logits: Tensor, labels: Tensor, n_old: int, *, c
     return torch.stack([loss, counted(labels, count_void).to(loss.dtype)])
 
 
+def weighted_cross_entropy_sums(
+    logits: Tensor, labels: Tensor, n_old: int, weights: Tensor, *, count_void: bool = False
+) -> Tensor:
+    """UNCE with a weight for each class (K); the mean goes over the weights of the pixels."""
+    z, valid = at_least_float32(logits), labels != VOID
+    label = torch.where(valid, labels, 0).long()
+    background = z[:, 0] if n_old == 1 else z[:, :n_old].logsumexp(1)
+    own = torch.where(label < n_old, background, _own(z, label))
+    weight = pixel_weights(labels, n_old, weights)
+    count = torch.ones_like(weight).sum() if count_void else weight.sum()
+    return torch.stack([(weight * (z.logsumexp(1) - own)).sum(), count])
+
+
+def pixel_weights(labels: Tensor, n_old: int, weights: Tensor) -> Tensor:
+    """The weight of each pixel by its label: void has none, and labels below n_old count as background."""
+    label = torch.where((labels == VOID) | (labels < n_old), 0, labels).long()
+    return torch.where(labels != VOID, weights[label], 0)
+
+
 def counted(labels: Tensor, count_void: bool) -> Tensor:
     """How many pixels the mean goes over."""
     return (torch.ones_like(labels) if count_void else labels != VOID).sum()

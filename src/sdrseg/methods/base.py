@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -22,7 +23,9 @@ from sdrseg.losses import official
 from sdrseg.losses.cross_entropy import (
     binary_cross_entropy_sums,
     cross_entropy_sums,
+    pixel_weights,
     unbiased_cross_entropy_sums,
+    weighted_cross_entropy_sums,
 )
 from sdrseg.losses.distillation import (
     binary_distillation_sums,
@@ -62,6 +65,8 @@ class StepInfo:
     n_new: int
     protocol: str
     teacher_decision: Decision = "softmax"
+    class_weights: tuple[float, ...] | None = None
+    """Of each channel, in the cross-entropy; None: all alike."""
 
     @property
     def classes(self) -> int:
@@ -91,6 +96,7 @@ class Method:
         self.config = config
         self.everyone = everyone or Everyone()
         self.latent = LatentSpace(config, self.everyone)
+        self._class_weights: Tensor | None = None
         self.expect(None, 1)
 
     @classmethod
@@ -140,6 +146,7 @@ class Method:
         if step.number > 0 and step.n_new > 0:
             student.grow(step.n_new, init=self.config.ce.init)
         device = next(student.parameters()).device
+        self._class_weights = None if step.class_weights is None else torch.tensor(step.class_weights, device=device)
         nonnegative = student.features_nonnegative
         self.latent.begin_step(step, student.feature_channels, student.stride, device, nonnegative)
 
@@ -190,7 +197,10 @@ class Method:
         kept = self.distilled(batch)
         if self.config.kd.kind == "cil":
             kept = kept & ((batch.labels == 0) | (batch.labels == VOID))
-        chosen = {"ce": everything if all_count else batch.labels != VOID, "kd": kept}
+        chosen: dict[str, Tensor] = {"ce": everything if all_count else batch.labels != VOID, "kd": kept}
+        if self._class_weights is not None and not all_count:
+            hidden = self._hidden()
+            chosen["ce"] = pixel_weights(batch.labels, hidden, self._class_weights)
         if self.config.kd.kind == "cil_official":  # a mean over its own pixels
             del chosen["kd"]
         return {name: self.everyone.sum(pixels.sum().float()) for name, pixels in chosen.items()}
@@ -278,6 +288,13 @@ class Method:
         certain = None
         if self.relabels and hidden > 1:  # a pixel that got an old class is no background: plain CE for it
             labels, certain = split_labels(labels, hidden)
+        if self._class_weights is not None:
+            weighted = partial(weighted_cross_entropy_sums, z, weights=self._class_weights, count_void=count_void)
+            sums = weighted(labels, hidden)
+            if certain is not None:
+                loss, count = weighted(certain, 1)
+                sums = torch.stack([sums[0] + loss, sums[1] if count_void else sums[1] + count])
+            return {"ce": self.mean_of("ce", sums)} | self._distillation(batch, z, t)
         if t is not None and kd.kind == "unbiased":
             sums, distilled = unbiased_sums(z, labels, hidden, t, self.distilled(batch), count_void=count_void)
             kept = {"kd": self._distillation_mean(distilled, t)}
