@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sdrseg.config.setting import setting
     from sdrseg.data import register_source
+    from sdrseg.data.inspect import data_facts
     from sdrseg.data.source import Source
+    from sdrseg.engine.evaluate import score_again as evaluate
     from sdrseg.engine.run import train
+    from sdrseg.export import export_model
     from sdrseg.methods import Method, register_method
     from sdrseg.methods.base import From
     from sdrseg.methods.terms import Term
     from sdrseg.predict import Model, Prediction, load
+    from sdrseg.report import write_report
     from sdrseg.scenario import Scenario
 
 __version__ = "0.1.0.dev0"
@@ -30,11 +34,15 @@ __all__ = [
     "Source",
     "Term",
     "__version__",
+    "data_facts",
+    "evaluate",
+    "export_model",
     "load",
     "register_method",
     "register_source",
     "setting",
     "train",
+    "write_report",
 ]
 
 _HOMES = {
@@ -45,11 +53,15 @@ _HOMES = {
     "Scenario": "sdrseg.scenario",
     "Source": "sdrseg.data.source",
     "Term": "sdrseg.methods.terms",
+    "data_facts": "sdrseg.data.inspect",
+    "evaluate": "sdrseg.engine.evaluate:score_again",
+    "export_model": "sdrseg.export",
     "load": "sdrseg.predict",
     "register_method": "sdrseg.methods",
     "register_source": "sdrseg.data",
     "setting": "sdrseg.config.setting",
     "train": "sdrseg.engine.run",
+    "write_report": "sdrseg.report",
 }
 
 
@@ -58,7 +70,8 @@ if not TYPE_CHECKING:  # type checkers know the names from the imports above, an
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module 'sdrseg' has no attribute {name!r}")
-        return getattr(import_module(_HOMES[name]), name)
+        module, _, there = _HOMES[name].partition(":")
+        return getattr(import_module(module), there or name)
 
 
 def __dir__() -> list[str]:

@@ -94,8 +94,8 @@ def _exportable(network: Network) -> Network:
 
 
 def export_model(
-    path: Path,
-    out: Path,
+    run: str | Path,
+    out: str | Path,
     *,
     format: str = "onnx",
     step: int | None = None,
@@ -103,6 +103,7 @@ def export_model(
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write a model as ONNX, after comparing it with PyTorch on images; what was written and how close it is."""
+    path, out = Path(run), Path(out)
     if format not in FORMATS:
         raise UsageError(f"--format {format}: there is {', '.join(FORMATS)}.")
     if out.suffix.lower() != ".onnx":

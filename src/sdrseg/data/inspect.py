@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdrseg.config import load_config
+from sdrseg.config import Config, load_config
 from sdrseg.data import open_source, read_spec
 from sdrseg.data.audit import Holdings, StepFacts, better_order, obeyed, step_facts, take_stock
 from sdrseg.data.picture import check_may_write, save_grid
 from sdrseg.data.source import Source
 from sdrseg.errors import quantity
-from sdrseg.scenario import SOURCES, Scenario, build_scenario, class_lists
+from sdrseg.scenario import SOURCES, Scenario, Spec, build_scenario, class_lists
 from sdrseg.terminal import console, print_json, print_table, progress
 
 COLUMNS = (
@@ -32,6 +33,48 @@ def inspect_data(
     json: bool,
 ) -> int:
     """Print what a data set (and a scenario on it) holds, save a picture if asked to; return the number of problems."""
+    found = _look(spec_text, path, picture, config_file, settings)
+    if json:
+        print_json(found.to_dict())
+    else:
+        _print(found.holdings, found.source, found.scenario, found.facts, found.order, picture)
+    return len(found.holdings.problems)
+
+
+def data_facts(
+    spec: str,
+    data: str | Path | None = None,
+    *,
+    picture: str | Path | None = None,
+    config_file: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What `sdrseg data --json` prints: what a data set holds, what each step sees, and every problem."""
+    folder, image, file = (None if path is None else Path(path) for path in (data, picture, config_file))
+    return _look(spec, folder, image, file, settings or {}).to_dict()
+
+
+@dataclass(frozen=True)
+class _Found:
+    spec: Spec
+    config: Config
+    holdings: Holdings
+    source: Source
+    scenario: Scenario | None
+    facts: list[StepFacts]
+    order: str | None
+    picture: Path | None
+
+    def to_dict(self) -> dict[str, Any]:
+        known = _as_json(
+            str(self.spec), self.holdings, self.source, self.scenario, self.facts, self.order, self.picture
+        )
+        return known | {"config": self.config.to_dict()}
+
+
+def _look(
+    spec_text: str, path: Path | None, picture: Path | None, config_file: Path | None, settings: Mapping[str, Any]
+) -> _Found:
     with suppress(OSError, ValueError):  # what cannot be a path is a specification
         if path is None and spec_text not in SOURCES and Path(spec_text).is_dir():
             spec_text, path = "folder", Path(spec_text)
@@ -52,13 +95,7 @@ def inspect_data(
         order = better_order(scenario, indexes["train"])
     if picture is not None:
         save_grid(source, scenario, picture)
-    if json:
-        print_json(
-            _as_json(str(spec), holdings, source, scenario, facts, order, picture) | {"config": config.to_dict()}
-        )
-    else:
-        _print(holdings, source, scenario, facts, order, picture)
-    return len(holdings.problems)
+    return _Found(spec, config, holdings, source, scenario, facts, order, picture)
 
 
 def _as_json(

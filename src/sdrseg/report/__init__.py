@@ -23,9 +23,9 @@ MARK = "sdrseg report"
 
 
 def write_report(
-    paths: Sequence[Path],
-    out: Path | None = None,
-    data: Path | None = None,
+    runs: Sequence[str | Path],
+    out: str | Path | None = None,
+    data: str | Path | None = None,
     images: int = IMAGES,
     overwrite: bool = False,
 ) -> tuple[Path, list[str]]:
@@ -33,6 +33,8 @@ def write_report(
 
     A file that is not a report is replaced only with `overwrite`.
     """
+    paths = [Path(run) for run in runs]
+    out, data = (None if path is None else Path(path) for path in (out, data))
     if not paths:
         raise UsageError("give at least one run.")
     if out is not None:
@@ -44,17 +46,17 @@ def write_report(
     from sdrseg.report.collect import collect
     from sdrseg.report.page import render
 
-    runs = collect(paths)
+    records = collect(paths)
     if out is None:
-        out = Path(re.sub(r"[^\w.-]+", "-", runs[0].identity["spec"])[:100] + ".html")
+        out = Path(re.sub(r"[^\w.-]+", "-", records[0].identity["spec"])[:100] + ".html")
         check_may_write(out, overwrite)
-    found = gather(runs, data, images)
+    found = gather(records, data, images)
     if images and not found.rows and not overwrite and _has_pictures(out):
         raise SdrsegError(
             f"{out} has pictures, and the new page would have none. {found.notes[-1]} "
             "Or choose another name with --out, or add --overwrite."
         )
-    page = render(runs, found)
+    page = render(records, found)
     with atomic_writer(out) as file:
         file.write(page.encode("utf-8", "replace"))
     return out, found.notes
