@@ -28,6 +28,7 @@ from sdrseg.config import parse_settings, saved_config
 from sdrseg.engine.checkpoint import load_tensors
 from sdrseg.engine.run import train
 from sdrseg.methods import METHODS
+from sdrseg.study.cell import KEYS
 
 from conftest import forget_own_sources, own_sources
 
@@ -93,6 +94,36 @@ def test_the_example_with_a_survey():
     assert torch.equal(new[: len(old)], old)
     lengths = new[len(old) :, :, 0, 0].norm(dim=1)
     assert len(lengths) == 2 and ((lengths - 2).abs() < 0.3).all()
+
+
+def test_the_study_from_a_file_to_latex(monkeypatch, capfd):
+    (file,) = blocks("experiments.md", "toml")
+    for large, small in (("1200", "80"), ("200", "8"), ("64", "32"), ("10", "1\nbatch_size = 4")):
+        assert file.count(f"= {large}\n") == 1
+        file = file.replace(f"= {large}\n", f"= {small}\n")
+    Path("study.toml").write_text(file + '[data]\ncrop = 32\n[net]\ndecoder = "deeplabv3"\n')
+    tiny = [word for value in TINY for word in ("--set", value.replace("=40", "=150"))]
+    said = {}
+    for command in "".join(blocks("experiments.md", "sh")).splitlines():
+        first, *words = [name for word in shlex.split(command) for name in _as_a_shell_does(word)]
+        assert first == "sdrseg"
+        program(monkeypatch, *words, *(tiny if words[0] == "tune" else []))
+        said[command] = capfd.readouterr().out
+    assert "9 experiments" in said["sdrseg run study.toml --dry-run"]
+    assert "6 finished now, 3 finished before" in said["sdrseg run study.toml"]
+    assert "95 % interval" in said["sdrseg compare study/results --reference mib"]
+    assert r"\toprule" in Path("table.tex").read_text()
+    for name in ("steps", "classes", "pictures", "course", "activations", "features"):
+        assert all(Path(f"{name}.{kind}").stat().st_size > 1000 for kind in ("svg", "pdf", "png"))
+    assert json.loads(Path("tuned/tune.json").read_text())["chosen"].keys() == {"optim.lr_later", "kd.weight"}
+    assert "Missing: 10 runs" in said["sdrseg tables ablation"]
+    listed = (DOCS / "experiments.md").read_text().partition("## The file of a result")[2]
+    first_column = " ".join(re.findall(r"^\| (`.*?) \|", listed, re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", first_column)) == set(KEYS)
+
+
+def _as_a_shell_does(word: str) -> list[str]:
+    return sorted(map(str, Path().glob(word))) if "*" in word else [word]
 
 
 def test_the_example_of_a_data_set(monkeypatch, capfd):

@@ -105,6 +105,13 @@ def test_the_weight_is_halved_until_new_classes_are_learned(tmp_path, monkeypatc
     assert json.loads((tmp_path / "tune/tune.json").read_text()) == result
 
 
+def test_a_trial_that_diverges_has_learned_nothing(tmp_path):
+    search = tuned(tmp_path)
+    assert search.first_new("stability", "one", "mib", {"optim.lr_later": 1e30}) == 0
+    result = search_ranges(search, [Range("optim.lr_later", 1e29, 1e30)], trials=1, minutes=None)
+    assert result["trials"] == [{"stage": "search", "values": result["chosen"], "score": 0.0}]
+
+
 def test_the_default_strategy_stops_after_the_first_new_step_and_resumes(tmp_path, monkeypatch):
     seal(monkeypatch)
     search = tuned(tmp_path)

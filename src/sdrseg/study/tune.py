@@ -17,6 +17,7 @@ from sdrseg.config import Config, load_config
 from sdrseg.data import read_spec
 from sdrseg.data.pool import ImagePool
 from sdrseg.engine.run import train
+from sdrseg.engine.watch import NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.methods import method_layers, own_sections, resolve_method
@@ -100,6 +101,8 @@ class Search:
             self.run(folder, method, values, after)
         except EnoughError:
             pass
+        except NotFiniteError:
+            found.append(0.0)  # it learns nothing so
         if not found:
             raise UsageError(f"{self.spec} has one step. Tuning needs a scenario in which new classes come.")
         self.trials.append(Trial(stage, dict(values), round(found[0], 4)))
@@ -131,10 +134,10 @@ def stability_decay(search: Search, rates: Sequence[float] | None = None) -> dic
     best: tuple[float, float] | None = None
     for rate in rates or around(usual.of_step(1).optim.lr):
         score = search.first_new("learning rate", f"lr-{rate:g}", "ft", {"optim.lr_later": rate})
-        best = max(best or (score, rate), (score, rate))
-        search.write({"optim.lr_later": best[1]}, "stability decay, not finished")
+        best = max(best or (score, -rate), (score, -rate))  # of equals the smaller rate
+        search.write({"optim.lr_later": -best[1]}, "stability decay, not finished")
     assert best is not None
-    reference, rate = best
+    reference, rate = best[0], -best[1]
     chosen: dict[str, Any] = {"optim.lr_later": rate}
     factor = LARGEST
     for _ in range(HALVINGS if weights else 0):
@@ -144,7 +147,10 @@ def stability_decay(search: Search, rates: Sequence[float] | None = None) -> dic
         if score >= (1 - WITHIN) * reference:
             break
         factor /= 2
-    return search.write(chosen, "stability decay (De Lange et al.), on the first new step")
+    strategy = "stability decay (De Lange et al.), on the first new step"
+    if reference == 0:
+        strategy += "; fine-tuning learned none of its classes with any rate, so this choice says nothing: train longer"
+    return search.write(chosen, strategy)
 
 
 def search_ranges(
@@ -172,6 +178,8 @@ def search_ranges(
             search.run(f"{trial.number}", search.method, values, after)
         except EnoughError as error:
             raise optuna.TrialPruned from error
+        except NotFiniteError:
+            return 0.0
         if not seen:
             raise UsageError(f"{search.spec} has one step. Tuning needs a scenario in which new classes come.")
         return sum(seen) / len(seen)
