@@ -54,7 +54,7 @@ def tables() -> str:
 
 
 class Target(NamedTuple):
-    """What was asked for, and what came out with each kind of pass."""
+    """A target and the figure reached with each kind of pass."""
 
     what: str
     least: float | None
@@ -63,7 +63,7 @@ class Target(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """By all of them."""
+        """Whether every kind of pass meets it."""
         low, high = self.least or float("-inf"), self.most or float("inf")
         return all(low <= value <= high for value in self.found.values())
 
@@ -84,7 +84,7 @@ def targets() -> list[Target]:
         Target(f"FT, batch {n}: images/s", least, None, each("images_per_second", n, "ft"))
         for n, least in ((8, 292), (24, 330))
     ]
-    found.append(Target("SDR, batch 24: images/s (would be good)", 280, None, each("images_per_second", 24, "sdr")))
+    found.append(Target("SDR, batch 24: images/s (desirable)", 280, None, each("images_per_second", 24, "sdr")))
     found += [Target(f"SDR / FT, batch {n}: time", None, 1.4, each("time_ratio", n, "sdr")) for n in (8, 24)]
     share = {speed: 100 * (ms[speed] - plain_ms[speed]) / ms[speed] for speed in ms}
     found.append(Target("the four terms on the features, batch 8: % of the step", None, 3, share))
@@ -119,9 +119,9 @@ def _targets() -> str:
         digits = 2 if "/ FT" in target.what else 1
         cells = [f"{target.found[way]:.{digits}f}" if way in target.found else "" for way in (*PASSES[1:], "auto")]
         lines.append([target.what, asked, *cells, "yes" if target.met else "**no**"])
-    heads = ["ResNet-101, 512×512, where nothing else is said", "asked for"]
-    heads += ["graph", "compiled", "as `auto` chooses", "met"]
-    return "What was asked for, and what came out:\n\n" + table(heads, lines)
+    heads = ["ResNet-101, 512×512 unless stated", "target"]
+    heads += ["graph", "compiled", "`auto`", "met"]
+    return "Targets and results:\n\n" + table(heads, lines)
 
 
 def _pass(figures: Row) -> str:
@@ -156,7 +156,7 @@ def _profile() -> str:
     kinds = next(iter(found.values()))
     lines = [[kind, *(f"{each[kind]:.1f}" for each in found.values())] for kind in kinds]
     lines.append(["sum", *(f"{sum(each.values()):.1f}" for each in found.values())])
-    return "What the milliseconds at batch 8 go to, by kind of kernel:\n\n" + table(["kernels", *found], lines)
+    return "Milliseconds per iteration at batch 8, by kind of kernel:\n\n" + table(["kernels", *found], lines)
 
 
 def _kernels() -> str:
@@ -166,8 +166,8 @@ def _kernels() -> str:
         for said in read("kernels.json").values()
         for row in said["rows"]
     ]
-    heads = ["forward and back", "memory alone, ms", "without our kernel", "compiled", "with it"]
-    return "Kernels of our own, on maps of 512×512 images, batch 8:\n\n" + table(heads, lines) if lines else ""
+    heads = ["forward and backward, ms", "memory traffic alone", "PyTorch", "compiled PyTorch", "our kernel"]
+    return "Custom kernels, on maps of 512×512 images, batch 8:\n\n" + table(heads, lines) if lines else ""
 
 
 def _others() -> str:
@@ -206,7 +206,7 @@ def growing() -> dict[str, dict[str, list[tuple[float, Row]]]]:
 
 
 def _growth() -> str:
-    heads = ["what changes", "value", "FT: ms an image", "SDR: ms an image", "time / FT", "SDR: GiB an image"]
+    heads = ["varied", "value", "FT: ms per image", "SDR: ms per image", "time / FT", "SDR: GiB per image"]
     lines = []
     for what, by_method in growing().items():
         for (value, ft), (_, sdr) in zip(by_method["ft"], by_method["sdr"], strict=True):
@@ -214,21 +214,21 @@ def _growth() -> str:
             memory = f"{sdr['peak_gib'] / sdr['batch']:.2f}"
             lines.append([what, f"{value:g}", *(f"{ms:.2f}" for ms in each), f"{each[1] / each[0]:.2f}", memory])
     title = (
-        "How the cost grows, ResNet-101, replayed as a graph (512×512, batch 8 and 17 classes if nothing else is said)"
+        "Cost by size, batch and classes: ResNet-101, replayed as a graph (512×512, batch 8, 17 classes unless varied)"
     )
     return f"{title}:\n\n{table(heads, lines)}"
 
 
 def _input() -> str:
     heads = ["threads", "passes", "synthetic, images/s", "real, images/s", "ratio"]
-    heads += ["decoding 548 images, s", "scoring (crop512), s: first", "again"]
+    heads += ["decoding 548 images, s", "scoring (crop512), s: first time", "second time"]
     lines = []
     for figures in read("pipeline-*.json").values():
         rates = [figures[f"{kind}_images_per_second"] for kind in ("synthetic", "real")]
         cells = [f"{figures[key]:.1f}" for key in ("cache_seconds", "crop512_1_seconds", "crop512_2_seconds")]
         shares = [*(f"{r:.0f}" for r in rates), f"{figures['ratio']:.3f}"]
         lines.append([str(figures["workers"]), _pass(figures), *shares, *cells])
-    return "Training with real images against synthetic ones, and scoring the 1,449 test images of VOC:\n\n" + table(
+    return "Training on real and on synthetic images, and scoring the 1,449 test images of VOC:\n\n" + table(
         heads, lines
     )
 
@@ -241,9 +241,9 @@ def _sizes() -> str:
     lines = [
         [kind, *(f"{said['kinds'][kind]:.1f}" for said in found)] for kind in kinds if found[0]["kinds"][kind] >= 1
     ]
-    for name, key in (("a whole batch", "new_ms"), ("the same again", "again_ms")):
+    for name, key in (("a whole batch, first time", "new_ms"), ("second time", "again_ms")):
         lines.append([name, *(f"{said[key]:.0f}" for said in found)])
-    title = "What a size of images costs that was not there before (ResNet-101, batch 16, nothing trained)"
+    title = "Cost of the first batch of a new image size (ResNet-101, batch 16, inference)"
     return f"{title}:\n\n" + table(["layers", "without our kernel, ms", "with it, ms"], lines)
 
 
@@ -258,7 +258,7 @@ def _runs() -> str:
         lines.append([run["method"], *(f"{100 * proof(run['method'])[kind]:.1f}" for kind in ("old", "new", "all"))])
         lines[-1] += [f"{run['seconds']:.0f}", *own, f"{first['scoring']:.0f}", *parts]
         lines[-1].append(f"{min(rates):.0f} to {max(rates):.0f}")
-    heads = ["run", "mIoU: old", "new", "all", "from start to end, s"]
+    heads = ["run", "mIoU: old", "new", "all", "whole run, s"]
     heads += ["step 0: decoding, s", "training, s", "images/s", "first score, s"]
     heads += ["five later steps: decoding, s", "training, s", "scores, s", "images/s"]
     title = "The runs on VOC 15-1 (ResNet-50, 8 epochs; all replayed as graphs; full images), and where their time went"
@@ -291,9 +291,9 @@ def _whole_job() -> str:
     lines = [[name, f"{n:,} {unit}", f"{ms:.1f}", f"{n * ms / 60000:.1f}"] for name, n, unit, ms in parts]
     lines.append(["sum", "", "", f"{sum(n * ms for _, n, _, ms in parts) / 60000:.1f}"])
     return (
-        "VOC 15-1 disjoint, SDR, ResNet-101, 512×512, batch 8, 30 epochs, one H200, **projected** from what was "
-        f"measured (steps at {fed():.3f} of their synthetic rate), compiling not counted:\n\n"
-    ) + table(["part", "how many", "ms each", "minutes"], lines)
+        "VOC 15-1 disjoint, SDR, ResNet-101, 512×512, batch 8, 30 epochs, one H200, **projected** from the figures "
+        f"above (steps at {fed():.3f} of their synthetic rate), without compiling:\n\n"
+    ) + table(["part", "number", "ms each", "minutes"], lines)
 
 
 def _four(row: Row) -> list[str]:
@@ -322,14 +322,14 @@ def draw_passes() -> Figure:
 
 def draw_growth() -> Figure:
     figure = Figure(figsize=(8, 2.6), layout="constrained")
-    units = {"batch": "images in a batch", "size": "pixels a side", "classes": "classes"}
+    units = {"batch": "images per batch", "size": "pixels per side", "classes": "classes"}
     for axes, (what, by_method) in zip(figure.subplots(1, 3), growing().items(), strict=True):
         for method, points in by_method.items():
             times = [row["ms"] / row["batch"] for _, row in points]
             axes.plot([value for value, _ in points], times, "o-", color=COLOURS[method], label=method)
         axes.set_xlabel(units[what])
         axes.set_ylim(bottom=0)
-    figure.axes[0].set_ylabel("ms an image")
+    figure.axes[0].set_ylabel("ms per image")
     figure.axes[0].legend(frameon=False, fontsize=8)
     return _plain(figure)
 
@@ -345,7 +345,7 @@ def draw_profile() -> Figure:
         axes.barh(list(found), widths, left=left, color=colour, label=kind)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.invert_yaxis()
-    axes.set_xlabel("milliseconds of kernels an iteration, batch 8")
+    axes.set_xlabel("milliseconds of kernels per iteration, batch 8")
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return _plain(figure)
 
