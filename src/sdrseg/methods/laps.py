@@ -7,7 +7,6 @@ of them count as they do in the data seen so far. docs/laps.md has the equations
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -35,6 +34,7 @@ MEASURED = "measured on VOC 15-1 disjoint (docs/laps.md)"
 EACH = {"background": 64, "classes": 256}  # points that are drawn from a component in every iteration
 NEGATIVES = 4096  # vectors from which the new rows' start is computed, of each kind
 SHRINK = 0.1  # share of the mean variance that is added to a covariance before it is inverted
+CERTAIN_NO = -30.0  # a logit whose sigmoid is 0 in float32, for all that matters
 
 
 def replay(method: Method, batch: Batch, student: Output, teacher: Output | None) -> Tensor:
@@ -61,6 +61,16 @@ def anchor(method: Method, batch: Batch, student: Output, teacher: Output | None
     x, before = at_least_float32(student.embedding), at_least_float32(teacher.embedding)
     keep = method.old_class(batch.labels, teacher, x) > 0
     return method.mean_of("anchor", masked_sums((x - before).square().mean(1), keep))
+
+
+def best_bias(yes: Tensor, no: Tensor, each: float, weight: Tensor) -> float:
+    """The bias with the smallest sigmoid cross-entropy of scores that should be yes (`each` weighs as much) and no."""
+    low, high = -100.0, 100.0
+    for _ in range(60):
+        bias = (low + high) / 2
+        slope = (weight * (no + bias).sigmoid()).sum() - each * (-(yes + bias)).sigmoid().sum()
+        low, high = (bias, high) if slope < 0 else (low, bias)
+    return bias
 
 
 class LAPS(Method):
@@ -168,7 +178,20 @@ class LAPS(Method):
         own, first = self.config.laps, max(1, self.step.n_old)
         positive = own.positive if self.step.number > 0 else own.positive_base
         sums = one_vs_rest_sums(self._against_rest(z)[:, first:], batch.labels, first, positive)
-        return {"ce": self.mean_of("ce", sums) / self.scale} | self._distillation(batch, z, t)
+        return {"ce": self.mean_of("ce", sums) / self.scale} | self._distillation(batch, z, self._corrected(batch, t))
+
+    def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
+        """The teacher's logits; old rows learn no where the label is a new class, if `laps.on_new` says so."""
+        if t is None or self.config.laps.on_new != "no":
+            return t
+        return at_least_float32(t).masked_fill(self._labelled_new(batch)[:, None], CERTAIN_NO)
+
+    def distilled(self, batch: Batch) -> Tensor:
+        keep = super().distilled(batch)
+        return keep & ~self._labelled_new(batch) if self.config.laps.on_new == "skip" else keep
+
+    def _labelled_new(self, batch: Batch) -> Tensor:
+        return (batch.labels >= max(1, self.step.n_old)) & (batch.labels != VOID)
 
     def scores_of(self, points: Tensor) -> Tensor:
         """Scores of features (N, D) whose surroundings are like them."""
@@ -213,7 +236,7 @@ class LAPS(Method):
 
     @torch.no_grad()
     def _start_rows(self) -> None:
-        """New rows as linear discriminants: Σ⁻¹(μ_new − μ_no), with the bias of their share of all data so far."""
+        """New rows along Σ⁻¹(μ_new − μ_no), as long as old rows are on average, with the bias that fits best."""
         sample, parts = self._sample, self.memory.parts()
         no = [(sample.of(0)[:NEGATIVES], float(sample.counts[0]))]
         no += [(drawn(part, NEGATIVES, self._seed()), float(part.points.sum())) for part in parts.values()]
@@ -223,14 +246,17 @@ class LAPS(Method):
         spread = ((x - mean).T * weight) @ (x - mean) / weight.sum()
         spread += SHRINK * spread.diagonal().mean() * torch.eye(len(mean), dtype=x.dtype)
         rows = self.student.classifier
+        length = rows.weight[1 : self.step.n_old].sum((2, 3)).norm(dim=1).mean().double().cpu()
+        assert rows.bias is not None
         for channel in range(self.step.n_old, self.step.classes):
             own = sample.of(channel).double().cpu()
             if len(own) > 0:
-                direction = torch.linalg.solve(spread, own.mean(0) - mean)
-                odds = math.log(self.config.laps.positive * float(sample.counts[channel]) / float(weight.sum()))
+                direction = F.normalize(torch.linalg.solve(spread, own.mean(0) - mean), dim=0) * length
+                each = self.config.laps.positive * float(sample.counts[channel]) / len(own)
+                bias = best_bias(own @ direction, x @ direction, each, weight)
                 kernel = rows.weight.shape[2] * rows.weight.shape[3]
                 rows.weight[channel] = (direction / kernel).to(rows.weight)[:, None, None]
-                rows.bias[channel] = odds - direction @ (own.mean(0) + mean) / 2  # type: ignore[index]
+                rows.bias[channel] = bias
 
     # --- what is kept -----------------------------------------------------------------------------------------------
 
@@ -278,3 +304,12 @@ class LAPSSoftmax(LAPS):
 
     def _against_rest(self, z: Tensor) -> Tensor:
         return z - z[:, : self.step.n_old].logsumexp(1, keepdim=True).detach()
+
+    def distilled(self, batch: Batch) -> Tensor:
+        keep = Method.distilled(
+            self, batch
+        )  # a softmax has no "no" for all old rows together: they learn nothing there
+        return keep if self.config.laps.on_new == "teacher" else keep & ~self._labelled_new(batch)
+
+    def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
+        return t
