@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from sdrseg import kernels
+from sdrseg.compat import batch_norms
 from sdrseg.config import load_config, parse_settings
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batch
@@ -35,7 +36,7 @@ from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.passes import make_pass
 from sdrseg.methods import METHODS, StepInfo, method_layers
-from sdrseg.network import batch_norms, build_network
+from sdrseg.network import build_network
 from sdrseg.terminal import print_json, print_table
 
 from timing import device_name, kernel_times, versions

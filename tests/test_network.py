@@ -14,6 +14,7 @@ from torch import nn
 from torchvision.models import resnet50
 from torchvision.models.feature_extraction import create_feature_extractor
 
+from sdrseg.compat import batch_norms
 from sdrseg.config import load_config
 from sdrseg.config.net import Net
 from sdrseg.errors import UsageError
@@ -21,7 +22,6 @@ from sdrseg.network import (
     DECODERS,
     Network,
     Output,
-    batch_norms,
     build_network,
     statistics_moved,
     statistics_warning,

@@ -15,11 +15,12 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import resnet18
 
+from sdrseg.compat import batch_norms
 from sdrseg.config.net import Net
 from sdrseg.data.augment import normalise
 from sdrseg.data.voc import Voc
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.network import Network, batch_norms, build_network
+from sdrseg.network import Network, build_network
 from sdrseg.weights import load_weights
 
 TOY = Net("toy16", weights="none")

@@ -14,15 +14,14 @@ from typing import Any, Literal, NamedTuple, cast
 import segmentation_models_pytorch as smp
 import torch
 import torch.nn.functional as F
-from segmentation_models_pytorch.base import SegmentationHead
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from sdrseg.compat import ENCODERS, batch_norms, classifier_of, nonnegative, replace_in_deeplab
 from sdrseg.config.net import Net
 from sdrseg.errors import UsageError, nearest
 from sdrseg.kernels.layers import use_fast_layers
 from sdrseg.kernels.upsampling import upsample
-from sdrseg.network_parts import OfficialDecoder, place_strides, refine_deeplab
+from sdrseg.network_parts import OfficialDecoder, PooledBranch, Upsample, place_strides
 
 REFUSED = {"dpt": "its decoder is more than one convolution and it takes tokens beside the features"}
 DECODERS = (*sorted(set(smp.MODEL_ARCHITECTURES_MAPPING) - set(REFUSED)), "official")
@@ -173,11 +172,6 @@ def next_multiple(length: int, multiple: int) -> int:
     return (length + multiple - 1) // multiple * multiple
 
 
-def batch_norms(module: nn.Module) -> Iterator[_BatchNorm]:
-    """All batch norms, of whatever kind (plain, synchronised, with an activation inside)."""
-    return (m for m in module.modules() if isinstance(m, _BatchNorm))
-
-
 def statistics_moved(momentum: float, iterations: int) -> float:
     """The share of the way from their start to the data's that running statistics have gone: 1 − (1 − m)^n."""
     return 1 - (1 - momentum) ** iterations
@@ -209,28 +203,13 @@ def require_variance(network: Network, images: int, crop: int) -> None:
         )
 
 
-def nonnegative(made_by: Any) -> bool:
-    """Whether a tensor is ≥ 0 whatever the input, seen from the autograd node that made it.
-
-    Only what ends in ReLU, ReLU6 or sigmoid and then is at most pooled, joined, reshaped, added or multiplied counts;
-    anything unknown does not.
-    """
-    name = "" if made_by is None else made_by.name()
-    if name.startswith("Hardtanh"):
-        return bool(made_by._saved_min_val >= 0)
-    if name.startswith(("Relu", "Sigmoid")):
-        return True
-    passes = ("MaxPool2D", "AvgPool2D", "Cat", "Permute", "View", "Clone", "Slice", "Add", "Mul")
-    return name.startswith(passes) and all(nonnegative(node) for node, _ in made_by.next_functions)
-
-
 def build_network(net: Net, classes: int) -> Network:
     """A network with random weights (`weights.load_weights` fills them) and `classes` outputs, background included."""
     if net.decoder in REFUSED:
         raise UsageError(f"net.decoder={net.decoder}: {REFUSED[net.decoder]}. Use one of {', '.join(DECODERS)}.")
     if net.decoder not in DECODERS:
         raise UsageError(f"net.decoder={net.decoder}: no such decoder{nearest(net.decoder, DECODERS)}")
-    known = list(smp.encoders.encoders)
+    known = list(ENCODERS)
     if not net.encoder.startswith("tu-") and net.encoder not in known:
         raise UsageError(f"net.encoder={net.encoder}: no such encoder{nearest(net.encoder, known)}")
     try:
@@ -267,8 +246,9 @@ def _parts(net: Net, classes: int) -> tuple[Any, nn.Module, nn.Conv2d]:
     elif net.decoder == "pspnet":  # the whole encoder, dilated, as in its paper; smp's default stops after three stages
         options = {"encoder_depth": 5, "output_stride": stride}
     model = smp.create_model(net.decoder, net.encoder, encoder_weights=None, classes=classes, **options)
-    if type(model.segmentation_head) is not SegmentationHead:
+    classifier = classifier_of(model)
+    if classifier is None:
         raise UsageError(f"net.decoder={net.decoder}: its decoder cannot grow. Use one of {', '.join(DECODERS)}.")
     if net.decoder in ("deeplabv3", "deeplabv3plus"):
-        refine_deeplab(model.decoder)
-    return model.encoder, model.decoder, model.segmentation_head[0]
+        replace_in_deeplab(model.decoder, PooledBranch, Upsample)
+    return model.encoder, model.decoder, classifier

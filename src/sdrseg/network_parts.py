@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-import segmentation_models_pytorch as smp
 import torch
-from segmentation_models_pytorch.encoders._base import EncoderMixin
 from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
+from sdrseg.compat import Encoder, register_encoder
 from sdrseg.config.net import Net
 from sdrseg.errors import UsageError
 from sdrseg.kernels.upsampling import upsample
@@ -78,26 +77,17 @@ class Upsample(nn.Module):
         return upsample(maps, size, align_corners=True, kind=maps.dtype)
 
 
-def refine_deeplab(decoder: Any) -> None:
-    """Put these two in their places in smp's DeepLabV3 and DeepLabV3+."""
-    aspp: Any = decoder.aspp[0] if isinstance(decoder.aspp, nn.Sequential) else decoder.aspp
-    aspp.convs[-1] = PooledBranch(*aspp.convs[-1])
-    if hasattr(decoder, "up"):
-        decoder.up = Upsample(int(decoder.up.scale_factor))
-
-
-class ToyBody(nn.Module, EncoderMixin):  # type: ignore[misc]
+class ToyEncoder(Encoder):
     """A small encoder of our own for tests and generated data: 3×3 convolutions, batch norm, ReLU; ten layers."""
 
     def __init__(self, width: int, depth: int = 5, output_stride: int = 32):
-        super().__init__()
-        self._depth, self._output_stride, self._in_channels = depth, output_stride, 3
-        self._out_channels = [3, width, 2 * width, 4 * width, 4 * width, 4 * width]
+        channels = [3, width, 2 * width, 4 * width, 4 * width, 4 * width]
+        super().__init__(channels, depth, output_stride)
         self.stages = nn.ModuleList()
-        for layers, before, after in zip((1, 2, 3, 2, 2), self._out_channels, self._out_channels[1:], strict=False):
+        for layers, before, after in zip((1, 2, 3, 2, 2), channels, channels[1:], strict=False):
             stage = nn.Sequential()
-            for channels, stride in [(before, 2), *[(after, 1)] * (layers - 1)]:
-                stage.append(nn.Conv2d(channels, after, 3, stride, padding=1, bias=False))
+            for inputs, stride in [(before, 2), *[(after, 1)] * (layers - 1)]:
+                stage.append(nn.Conv2d(inputs, after, 3, stride, padding=1, bias=False))
                 stage.extend([nn.BatchNorm2d(after), nn.ReLU(inplace=True)])
             self.stages.append(stage)
 
@@ -111,7 +101,7 @@ class ToyBody(nn.Module, EncoderMixin):  # type: ignore[misc]
         return scales
 
 
-smp.encoders.encoders["toy16"] = {"encoder": ToyBody, "pretrained_settings": {}, "params": {"width": 16}}
+register_encoder("toy16", ToyEncoder, width=16)
 
 
 def place_strides(encoder: Any, net: Net) -> None:

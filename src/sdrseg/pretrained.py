@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import segmentation_models_pytorch as smp
 from huggingface_hub import constants, try_to_load_from_cache
 
+from sdrseg.compat import ENCODERS
 from sdrseg.config import config_from
 from sdrseg.engine.checkpoint import save_tensors
 from sdrseg.errors import SdrsegError, UsageError
@@ -34,7 +34,7 @@ class Cached(NamedTuple):
 def cached_weights(folder: Path | None = None) -> list[Cached]:
     """The encoders of segmentation_models_pytorch whose ImageNet weights were fetched before."""
     found = []
-    for name, encoder in sorted(smp.encoders.encoders.items()):
+    for name, encoder in sorted(ENCODERS.items()):
         place = encoder["pretrained_settings"].get("imagenet", {})
         if "repo_id" not in place:
             continue

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from sdrseg.compat import ENCODERS
 from sdrseg.config.net import Net
 from sdrseg.data.augment import MEAN, STD
 from sdrseg.errors import SdrsegError, UsageError, first_line
@@ -52,7 +53,7 @@ def _by_name(network: Network, net: Net) -> str:
             "Set net.stride_on=conv2, or net.weights to a file of ResNet-v1 weights."
         )
     timm = net.encoder.startswith("tu-")
-    if not timm and "imagenet" not in smp.encoders.encoders[net.encoder]["pretrained_settings"]:
+    if not timm and "imagenet" not in ENCODERS[net.encoder]["pretrained_settings"]:
         raise UsageError(f"net.weights=imagenet: there are none for net.encoder={net.encoder}. {INSTEAD}")
     try:
         encoder = smp.encoders.get_encoder(net.encoder, depth=5, weights=True if timm else "imagenet")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import timm.layers
 import torch
-from timm.layers.norm_act import convert_sync_batchnorm
 
 from sdrseg.config import Config
 from sdrseg.data.batches import survey_batches, train_batches
@@ -208,7 +208,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     if config.net.bn == "freeze_stats":
         student.freeze_statistics()
     elif job.synchronised:
-        convert_sync_batchnorm(student)  # type: ignore[no-untyped-call]
+        timm.layers.convert_sync_batchnorm(student)  # type: ignore[attr-defined, no-untyped-call]
     elif job.everyone.world > 1:
         job.display.say("batch norm: there is no synchronised one on this device; each process uses its own images")
     return method, student, teacher
