@@ -216,7 +216,7 @@ def test_mistakes_in_dataset_toml_are_named(tmp_path: Path, toml: str, words: li
 def test_the_settings_in_the_documentation_are_true(tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs/own-data.md").read_text()
     blocks = [part.split("```")[0] for part in page.split("```toml\n")[1:]]
-    street, photos, ids, values, merged, colours = blocks
+    street, photos, ids, values, merged, _, colours = blocks  # names: test_formats.py
     assert one_mask(tmp_path / "street", street, [[0, 3]]).classes == ("other", "sky", "building", "road", "car")
     assert one_mask(tmp_path / "photos", photos, [[0, 255]]).mask("a").tolist() == [[0, 1]]
     assert one_mask(tmp_path / "ids", ids, MASK).mask("a").tolist() == MASK

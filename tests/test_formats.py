@@ -143,6 +143,24 @@ def test_test_is_scored_if_asked(roots):
         toml.write_text(before)
 
 
+@pytest.mark.parametrize("name", ["roboflow_coco", "panoptic", "yolo", "labelme"])
+def test_classes_that_annotations_name_are_merged(roots, name):
+    toml = roots[name] / "dataset.toml"
+    toml.write_text('values = {bird = "animal", cat = "animal", dog = "ignore"}\n')
+    source = open_folder(roots[name])
+    assert source.classes == ("background", "animal")
+    id = next(id for id in source.ids("train") if 3 in scene_of(id).mask and 2 in scene_of(id).mask)
+    assert np.array_equal(source.mask(id), np.array([0, 1, 1, 255])[scene_of(id).mask])
+    toml.write_text('values = {brid = "animal"}\n')
+    with pytest.raises(DataError, match="values: 'brid' is no class of .*; did you mean 'bird'"):
+        open_folder(roots[name])
+    toml.write_text('values = {dog = "background"}\n')
+    source = open_folder(roots[name])
+    assert source.classes == ("background", "bird", "cat")
+    assert np.array_equal(source.mask(id), np.array([0, 1, 2, 0])[scene_of(id).mask])
+    toml.unlink()
+
+
 def test_a_dummy_category_is_left_out_and_said(roots):
     assert "Category 'animals' only stands above the others" in " ".join(open_folder(roots["roboflow_coco"]).notes)
 

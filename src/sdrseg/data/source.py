@@ -254,6 +254,12 @@ def find_files(folder: Path, below: str = "") -> Iterator[str]:
                 yield below + entry.name
 
 
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, sorted (os.scandir: no file is looked at)."""
+    with os.scandir(folder) as entries:
+        return sorted(folder / entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
 def find_by_id(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[dict[str, Path], list[Problem]]:
     """All files below `folder` by id (the path below it without suffix), whatever their format.
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from sdrseg.data.folder.settings import Settings, check_classes
 from sdrseg.errors import DataError, nearest
+from sdrseg.labels import VOID
 
 NONE = "none"
+IGNORE = "ignore"
 OTHER = ("other", "not labelled yet", "no class")
 """The name of class 0 where there is no background: the first that is free."""
 
@@ -61,6 +63,20 @@ def arrange(settings: Settings, names: Sequence[str], implied: bool = False, fil
         f"`background = {_quoted(names[0])}`."
     )
     return _without(file, names, asked)
+
+
+def arrange_named(
+    settings: Settings, names: Sequence[str], file: Path, implied: bool = True
+) -> tuple[Classes, dict[str, int]]:
+    """The classes of annotations that name them, and the label of each name, after the table of values."""
+    check_classes(file, names)
+    for name in settings.values:
+        if name not in names:
+            raise DataError(f"{settings.file}: values: {name!r} is no class of {file}{nearest(name, list(names))}")
+    meant = {name: settings.values.get(name, name) for name in names}
+    kept = [name for name in dict.fromkeys(meant.values()) if name != IGNORE or IGNORE in names]
+    classes = arrange(settings, kept, implied, file)
+    return classes, {name: classes.label(to) if to in kept else VOID for name, to in meant.items()}
 
 
 def _with_background(file: Path, names: Sequence[str], background: str) -> Classes:

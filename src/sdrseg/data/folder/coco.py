@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sdrseg.data.folder.classes import arrange
+from sdrseg.data.folder.classes import arrange_named
 from sdrseg.data.folder.coco_file import AnnotationFile
 from sdrseg.data.folder.drawn import Drawing, Drawn
 from sdrseg.data.folder.settings import read_settings
@@ -37,10 +37,8 @@ class Coco(Drawn):
             _same_categories(first, other)
         dummies = set.intersection(*(file.dummies for file in files.values()))
         names = [name for number, name in first.categories.items() if number not in dummies]
-        classes = arrange(settings, names, implied=True, file=first.path)
-        self.class_of = {
-            number: classes.label(name) for number, name in first.categories.items() if number not in dummies
-        }
+        classes, label_of = arrange_named(settings, names, first.path)
+        self.class_of = {n: label_of[name] for n, name in first.categories.items() if n not in dummies}
         part_names = {path: part for part, path in found.items()}
         parts: dict[Split | None, dict[str, Drawing]] = {}
         for split, file in files.items():

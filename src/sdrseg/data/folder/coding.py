@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdrseg.data.folder.classes import Classes, arrange
+from sdrseg.data.folder.classes import IGNORE, Classes, arrange
 from sdrseg.data.folder.settings import REST, Settings
 from sdrseg.data.source import Array
 from sdrseg.errors import DataError, nearest
@@ -16,7 +16,6 @@ from sdrseg.labels import VOID
 
 VALUES = 65536
 UNKNOWN = -1
-IGNORE = "ignore"
 
 
 class Coding:

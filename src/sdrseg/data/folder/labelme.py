@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from sdrseg.data.folder.classes import arrange
+from sdrseg.data.folder.classes import arrange_named
 from sdrseg.data.folder.drawn import Drawing, Drawn
 from sdrseg.data.folder.painting import BrokenError, drawing
 from sdrseg.data.folder.settings import read_settings, read_text
@@ -26,7 +26,7 @@ class LabelMe(Drawn):
 
     def __init__(self, root: Path) -> None:
         self.root = root = Path(root)
-        settings = read_settings(root)
+        settings = read_settings(root, named="LabelMe files", also=("classes",))
         problems: list[Problem] = []
         files: dict[str, tuple[Path, dict[str, Any]]] = {}
         for name in sorted(find_files(root)):
@@ -45,8 +45,8 @@ class LabelMe(Drawn):
         names = list(settings.classes) or sorted({name for _, told in files.values() for name in _labels(told)})
         if not names:
             raise DataError(f"{root}: no .json beside an image holds a labelled shape.\n{LAYOUTS}")
-        classes = arrange(settings, names, implied=True)
-        label_of = {name: classes.label(name) for name in names} | {IGNORE: VOID}
+        classes, label_of = arrange_named(settings, names, settings.file)
+        label_of[IGNORE] = VOID
         drawings: dict[str, Drawing] = {}
         for id, (file, told) in files.items():
             try:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sdrseg.data.folder.coding import IGNORE, Coding
+from sdrseg.data.folder.classes import IGNORE
+from sdrseg.data.folder.coding import Coding
 from sdrseg.data.folder.pairing import find_layout, find_pairs, pair_lists
 from sdrseg.data.folder.proposal import ask_for_classes
 from sdrseg.data.folder.settings import Settings, read_settings, read_text

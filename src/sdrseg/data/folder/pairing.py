@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from sdrseg.data.folder.settings import read_text
 from sdrseg.data.folder.splits import LAYOUTS, list_files, split_folders
-from sdrseg.data.source import PICTURE_SUFFIXES, Problem, find_by_id, find_files
+from sdrseg.data.source import PICTURE_SUFFIXES, Problem, find_by_id, find_files, subfolders
 from sdrseg.errors import DataError
 
 IMAGES = ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "rgb")
@@ -95,7 +95,7 @@ def _holdings(root: Path) -> str:
 
 def named(root: Path, words: Iterable[str], pictures: bool = False) -> Path | None:
     """The folder in `root` that has one of these names, in any case; with `pictures` one that holds some."""
-    folders = {path.name.lower(): path for path in sorted(root.iterdir(), reverse=True) if path.is_dir()}
+    folders = {path.name.lower(): path for path in reversed(subfolders(root))}
     found = (folders[word] for word in words if word in folders)
     return next((folder for folder in found if not pictures or has_pictures(folder)), None)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sdrseg.data.folder.classes import arrange
+from sdrseg.data.folder.classes import arrange_named
 from sdrseg.data.folder.coco import image_folders
 from sdrseg.data.folder.coco_file import load_json, read_categories
 from sdrseg.data.folder.coding import pack
@@ -44,11 +44,11 @@ class Panoptic(PictureFiles):
                 raise DataError(
                     f"{paths[split]}: other categories than {next(iter(paths.values()))}. Make them the same."
                 )
-        classes = arrange(settings, list(first.values()), file=next(iter(paths.values())))
+        classes, label_of = arrange_named(settings, list(first.values()), next(iter(paths.values())), implied=False)
         self.classes = classes.names
         self.has_background = classes.has_background
         self.score_background = classes.has_background and settings.score_background
-        self._label_of = {number: classes.label(name) for number, name in first.items()}
+        self._label_of = {number: label_of[name] for number, name in first.items()}
         self._segments: dict[str, dict[int, int]] = {}
         part_names = {path: part for part, path in found.items()}
         ids = {split: self._take(paths[split], part_names[paths[split]], told) for split, told in loaded.items()}

@@ -63,17 +63,21 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "val": ("a number from 0 to below 1", lambda v: (_is_whole(v) or isinstance(v, float)) and 0 <= v < 1),
     "seed": ("a whole number", _is_whole),
 }
-_KEYS_FOR_NAMED = ("background", "score_background", "format", "score", "val", "seed")
+_KEYS_FOR_NAMED = ("background", "values", "score_background", "format", "score", "val", "seed")
 """What may be set where the classes come from the annotations."""
 
 
-def read_settings(root: Path, named: str = "") -> Settings:
-    """Read dataset.toml or classes.txt. `named`: what the classes come from, if it is something else."""
+def read_settings(root: Path, named: str = "", also: tuple[str, ...] = ()) -> Settings:
+    """Read dataset.toml or classes.txt.
+
+    `named`: what the classes come from, if it is something else; the keys of `values` are then names. `also`: keys that
+    may be set even so.
+    """
     toml, names = root / "dataset.toml", root / "classes.txt"
     if toml.is_file() and names.is_file():
         raise DataError(f"{root}: both dataset.toml and classes.txt are there. Keep one of them.")
     if names.is_file():
-        if named:
+        if named and "classes" not in also:
             raise DataError(f"{names}: the classes come from the {named}. Remove this file.")
         return Settings(names, _names_in_lines(names))
     if not toml.is_file():
@@ -85,8 +89,8 @@ def read_settings(root: Path, named: str = "") -> Settings:
     for key, value in given.items():
         if key not in _KEYS:
             raise DataError(f"{toml}: unknown key {key!r}{nearest(key, list(_KEYS))}")
-        if named and key not in _KEYS_FOR_NAMED:
-            valid = ", ".join(_KEYS_FOR_NAMED)
+        if named and key not in _KEYS_FOR_NAMED + also:
+            valid = ", ".join(_KEYS_FOR_NAMED + also)
             raise DataError(f"{toml}: {key} cannot be set here: classes come from the {named}. Valid keys: {valid}.")
         wanted, is_right = _KEYS[key]
         if not is_right(value):
@@ -96,7 +100,9 @@ def read_settings(root: Path, named: str = "") -> Settings:
     given["colours"] = tuple(_check_colour(toml, colour) for colour in given.get("colours", ()))
     if "ignore_colour" in given:
         given["ignore_colour"] = _check_colour(toml, given["ignore_colour"])
-    given["values"] = {_check_value(toml, key): name.strip() for key, name in given.get("values", {}).items()}
+    given["values"] = {
+        key if named else _check_value(toml, key): name.strip() for key, name in given.get("values", {}).items()
+    }
     settings = Settings(toml, **given)
     _check_coding(settings)
     return settings

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeVar, get_args
 
 from sdrseg.data.folder.settings import Settings, read_text
-from sdrseg.data.source import PICTURE_SUFFIXES, Problem, Split
+from sdrseg.data.source import PICTURE_SUFFIXES, Problem, Split, subfolders
 from sdrseg.errors import DataError
 from sdrseg.scenario.spec import draw
 
@@ -46,7 +46,7 @@ def split_folders(folder: Path) -> dict[str, Path]:
     """The folders in `folder` that are named after the parts of a data set."""
     if not folder.is_dir():
         return {}
-    folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+    folders = subfolders(folder)
     found = {
         part: [path for path in folders if path.name.lower().rstrip("0123456789") in words]  # train, train2017
         for part, words in WORDS.items()

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from sdrseg.data.folder.classes import arrange
+from sdrseg.data.folder.classes import arrange_named
 from sdrseg.data.folder.drawn import Drawing, Drawn
 from sdrseg.data.folder.painting import BrokenError, drawing
 from sdrseg.data.folder.settings import read_settings, read_text
@@ -30,7 +30,8 @@ class Yolo(Drawn):
         settings = read_settings(root, named=path.name)
         told = _load(path)
         names = _names(path, told.get("names"))
-        classes = arrange(settings, list(names.values()), implied=True, file=path)
+        classes, labels = arrange_named(settings, list(names.values()), path)
+        label_of = {number: labels[name] for number, name in names.items()}
         found = {part: files for part, words in WORDS.items() if (files := _images(root, told, words))}
         if not found:
             raise DataError(f"{path}: no images were found where train, val and test say.\n{LAYOUTS}")
@@ -48,7 +49,6 @@ class Yolo(Drawn):
                 except DataError as error:
                     problems.append(Problem(str(file), "unreadable", str(error).removeprefix(f"{file}: ")))
                     continue
-                label_of = {number: classes.label(name) for number, name in names.items()}
                 problems += _draw(drawn, label, label_of)
                 parts[split][f"{part}/{id}"] = drawn
         if not any(drawn.shapes for drawings in parts.values() for drawn in drawings.values()):
