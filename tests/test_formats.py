@@ -152,7 +152,7 @@ def test_classes_that_annotations_name_are_merged(roots, name):
     id = next(id for id in source.ids("train") if 3 in scene_of(id).mask and 2 in scene_of(id).mask)
     assert np.array_equal(source.mask(id), np.array([0, 1, 1, 255])[scene_of(id).mask])
     toml.write_text('values = {brid = "animal"}\n')
-    with pytest.raises(DataError, match="values: 'brid' is no class of .*; did you mean 'bird'"):
+    with pytest.raises(DataError, match=r"values: 'brid' is no class of .*; did you mean 'bird'"):
         open_folder(roots[name])
     toml.write_text('values = {dog = "background"}\n')
     source = open_folder(roots[name])
@@ -260,7 +260,7 @@ def test_broken_shapes_of_labelme(tmp_path, shape, said):
 
 def test_circles_and_ignored_shapes_of_labelme(tmp_path):
     FORMATS["labelme"][0](tmp_path)
-    shapes = [{"label": "dog", "shape_type": "circle", "points": [[16, 16], [16, 26]]}]
+    shapes = [{"label": " dog ", "shape_type": "circle", "points": [[16, 16], [16, 26]]}]
     shapes.append({"label": "__ignore__", "shape_type": "rectangle", "points": [[0, 0], [4, 2]]})
     write(tmp_path / "photo00.json", {"shapes": shapes})
     mask = open_folder(tmp_path).mask("photo00")

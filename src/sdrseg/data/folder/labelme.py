@@ -93,8 +93,8 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _labels(told: dict[str, Any]) -> set[str]:
-    found = {shape.get("label") for shape in told["shapes"] if isinstance(shape, dict)}
-    return {name for name in found if isinstance(name, str) and name.strip() and name != IGNORE}
+    found = [shape.get("label") for shape in told["shapes"] if isinstance(shape, dict)]
+    return {name.strip() for name in found if isinstance(name, str)} - {"", IGNORE}
 
 
 def _drawing(file: Path, told: dict[str, Any], picture: Path | None) -> Drawing:
@@ -110,8 +110,8 @@ def _drawing(file: Path, told: dict[str, Any], picture: Path | None) -> Drawing:
 
 def _shape(shape: Any, label_of: dict[str, int]) -> tuple[int, list[float]]:
     """The class of a shape, and its polygon."""
-    if not isinstance(shape, dict) or shape.get("label") not in label_of:
-        name = shape.get("label") if isinstance(shape, dict) else shape
+    name = shape.get("label") if isinstance(shape, dict) else shape
+    if not isinstance(shape, dict) or not isinstance(name, str) or name.strip() not in label_of:
         raise BrokenError(f"{name!r} is no class")
     kind, points = shape.get("shape_type") or "polygon", shape.get("points")
     try:
@@ -129,4 +129,4 @@ def _shape(shape: Any, label_of: dict[str, int]) -> tuple[int, list[float]]:
         corners = [(x + radius * math.cos(turn), y + radius * math.sin(turn)) for turn in turns]
     elif kind != "polygon":
         raise BrokenError(f"a {kind}; draw polygons, rectangles or circles")
-    return label_of[shape["label"]], [number for corner in corners for number in corner]
+    return label_of[name.strip()], [number for corner in corners for number in corner]
