@@ -29,10 +29,11 @@ WAYS: dict[str, dict[str, str]] = {
 CHOICES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def measure(way: dict[str, str], runs: int, seconds: float) -> list[float]:
+def measure(way: dict[str, str], runs: int, seconds: float, settle: float) -> list[float]:
     """Images a second of each run, while all of them train."""
     environment = {name: value for name, value in os.environ.items() if name not in CHOICES} | way
     words = ["train", SPEC, "--method", "ft", "--set", "train.epochs=100000", "--set", "run.save_minutes=1e6"]
+    words += ["--set", "run.log_every=2"]
     with tempfile.TemporaryDirectory() as scratch:
         folders = [Path(scratch, str(number)) for number in range(runs)]
         processes = [
@@ -48,7 +49,7 @@ def measure(way: dict[str, str], runs: int, seconds: float) -> list[float]:
                 if any(process.poll() is not None for process in processes):
                     raise SystemExit("a run ended before it could be measured")
                 time.sleep(0.2)
-            time.sleep(8)  # until each has seen the others
+            time.sleep(settle)
             begin = time.time()
             time.sleep(seconds)
             end = time.time()
@@ -79,6 +80,7 @@ def _speed(entries: list[dict[str, Any]], begin: float, end: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement")
+    parser.add_argument("--settle", type=float, default=8.0, help="seconds before it, in which each sees the others")
     parser.add_argument("--beside", type=int, nargs="+", default=[0, 1, 3], help="how many other runs")
     parser.add_argument("--ways", nargs="+", choices=[*WAYS], default=list(WAYS)[:2])
     parser.add_argument("--json", action="store_true")
@@ -88,7 +90,7 @@ def main() -> None:
         alone = None
         for others in given.beside:
             load = os.getloadavg()[0]
-            speeds = measure(WAYS[way], others + 1, given.seconds)
+            speeds = measure(WAYS[way], others + 1, given.seconds, given.settle)
             row = {"way": way, "beside": others, "images_per_second": speeds, "load_before": load}
             alone = statistics.mean(speeds) if others == 0 else alone
             if alone:

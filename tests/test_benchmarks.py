@@ -50,3 +50,9 @@ def test_short_runs_on_ones_own_data_do_not_diverge():
     words = ["--methods", "ilt", "--old", "2", "--crop", "64", "--batch", "4", "--iterations", "28"]
     (row,) = printed("stability.py", *words)["rows"]
     assert row["problem"] == "" and row["largest"] < 2 * row["first"]
+
+
+def test_runs_side_by_side_are_measured():
+    words = ["--seconds", "3", "--settle", "0", "--beside", "0", "--ways", "one thread"]
+    (row,) = printed("busy.py", *words)["rows"]
+    assert row["beside"] == 0 and row["images_per_second"][0] > 0 and row["share_of_fair"] == 1

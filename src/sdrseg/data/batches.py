@@ -6,7 +6,6 @@ whatever the number of workers or processes, and a restored position continues e
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,6 +28,7 @@ from sdrseg.data.source import Source
 from sdrseg.data.workers import end_with_parent
 from sdrseg.errors import DataError
 from sdrseg.labels import VOID
+from sdrseg.threads import cores
 
 Size = tuple[int, int]  # height, width
 
@@ -281,8 +281,7 @@ def _batches(
 
 def workers(config: Config) -> int:
     """How many processes decode images: as many as there are cores this process may use, at most 16."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(16, usable) if config.data.workers < 0 else config.data.workers
+    return min(16, max(1, round(cores()))) if config.data.workers < 0 else config.data.workers
 
 
 def _as_it_is(batch: Any) -> Any:

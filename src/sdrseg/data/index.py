@@ -7,7 +7,6 @@ mask is counted again, a copied or moved data set is not.
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from sdrseg.data.source import Problem, Progress, Source, Split
 from sdrseg.errors import DataError, SdrsegError
 from sdrseg.files import atomic_writer, cache_folder
 from sdrseg.labels import VOID
+from sdrseg.threads import cores
 
 FORMAT = "class-index-1"
 DIGEST_BYTES = 16
@@ -94,7 +94,7 @@ def map_with_threads(
     function: Callable[[Item], Result], items: Sequence[Item], progress: Progress | None = None
 ) -> Iterator[Result]:
     """`map`, in threads (picture decoding leaves Python's lock), in order, reporting how far it is."""
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max(1, round(cores()))) as pool:
         for done, result in enumerate(pool.map(function, items), 1):
             if progress is not None:
                 progress(done, len(items))

@@ -18,6 +18,7 @@ from sdrseg.errors import SdrsegError, first_line
 from sdrseg.network import Network, build_network
 from sdrseg.predict.model import Model
 from sdrseg.predict.prediction import class_infos
+from sdrseg.threads import adapt
 
 
 def load(path: str | Path, step: int | None = None, device: str | torch.device | None = None) -> Model:
@@ -26,6 +27,7 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
     `device`: such as "cpu" or "cuda:0"; by default a GPU where there is one.
     """
     path = Path(path)
+    adapt(at_once=True)
     if path.is_file():
         from sdrseg.predict.onnx_file import load_onnx
 
@@ -121,6 +123,7 @@ def _forward(network: Network, device: torch.device, precision: str) -> Callable
     low = precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
 
     def forward(tiles: Tensor) -> Tensor:
+        adapt()
         images = tiles.to(device, memory_format=torch.channels_last)
         with torch.autocast(device.type, torch.bfloat16, enabled=low):
             logits: Tensor = network(normalise(images)).logits
