@@ -42,7 +42,7 @@ decoder = "deeplabv3"
 
 
 class QueueQuiet(Quiet):
-    def begin(self, number, experiment, expected, later):
+    def begin(self, number, experiment, steps, expected, later):
         self.said.append(f"begin {experiment.label}")
 
 

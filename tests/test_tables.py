@@ -78,6 +78,17 @@ def test_the_plan_of_a_table_is_printed_without_data(sdrseg):
     assert sdrseg("tables", "vok")[0] == 2
 
 
+def test_settings_of_a_file_make_another_schedule(tmp_path, sdrseg):
+    (tmp_path / "short.toml").write_text("[train]\nepochs = 8\nbatch_size = 16\n")
+    words = ["tables", "ablation", "--config", tmp_path / "short.toml", "--set", "train.batch_size=8", "--seeds", "1-2"]
+    cells = json.loads(sdrseg(*words, "--dry-run", "--json")[1])["cells"]
+    assert {(c["settings"]["train.epochs"], c["settings"]["train.batch_size"]) for c in cells} == {(8, 8)}
+    assert {c["seed"] for c in cells} == {1, 2} and len(cells) == 20
+    (tmp_path / "short.toml").write_text("epochs = 8\n")
+    code, _, err = sdrseg(*words)
+    assert code == 2 and "stands in no section" in err
+
+
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 

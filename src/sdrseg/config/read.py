@@ -147,6 +147,17 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     return values
 
 
+def read_settings(file: Path | None, texts: Iterable[str]) -> dict[str, Any]:
+    """The settings of a TOML file and of `--set`, by key."""
+    values = {} if file is None else _read_toml(file)
+    for name, keys in values.items():
+        if not isinstance(keys, Mapping):
+            raise UsageError(f"{file}: {name} stands in no section; write it below [SECTION].")
+    return {f"{name}.{key}": value for name, keys in values.items() for key, value in keys.items()} | parse_settings(
+        texts
+    )
+
+
 def _nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     nested: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():

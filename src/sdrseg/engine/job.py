@@ -102,8 +102,8 @@ def scored_on(config: Config) -> str:
     held = config.train.holdout
     if held == 0:
         return TEST_IMAGES
-    of = " of each step with its labels" if config.train.holdout_scope == "step" else ""
-    return f"held-out training images ({100 * held:g} %){of}"
+    scope = "of each step with its labels" if config.train.holdout_scope == "step" else "of all steps (an oracle)"
+    return f"held-out training images ({100 * held:g} %) {scope}"
 
 
 def prepare_job(

@@ -41,7 +41,12 @@ class Work:
         return Work((0, *self.images[1:]), (0, *self.iterations[1:]), self.scored)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"images": sum(self.images), "iterations": sum(self.iterations), "scored": sum(self.scored)}
+        return {
+            "steps": len(self.images),
+            "images": sum(self.images),
+            "iterations": sum(self.iterations),
+            "scored": sum(self.scored),
+        }
 
 
 def work_of(experiment: Experiment, data: Path | None) -> Work | None:
@@ -131,7 +136,7 @@ def plan(experiments: Sequence[Experiment], data: Path | None, finished: Sequenc
         row: dict[str, Any] = {"number": number, "name": experiment.folder, "label": experiment.label}
         row |= {"spec": str(experiment.spec), "method": experiment.method, "preset": experiment.preset}
         row |= {"seed": experiment.config.train.seed, "settings": dict(experiment.settings)}
-        row |= work.to_dict() if work else {"images": None, "iterations": None, "scored": None}
+        row |= work.to_dict() if work else dict.fromkeys(("steps", "images", "iterations", "scored"))
         row["seconds"] = round(seconds_of(experiment, work, finished), 1) if work else None
         row["done"] = experiment.hash in done
         rows.append(row)

@@ -57,10 +57,10 @@ class QueueDisplay(TrainingDisplay):
         self._later = self._begun = self._expected = 0.0
         super().__init__(0, active, self._head)
 
-    def begin(self, number: int, experiment: Experiment, expected: float, later: float) -> None:
+    def begin(self, number: int, experiment: Experiment, steps: int, expected: float, later: float) -> None:
         """An experiment begins; `expected` and `later`: seconds that it and those after it may take."""
         self._number, self._name, self._expected, self._later = number, experiment.label, expected, later
-        self._begun, self._step = time.monotonic(), -1
+        self._begun, self._step, self._steps = time.monotonic(), -1, steps
         super().say(f"[{number}/{self._total}] {experiment.label}, about {clock(expected + later)} left in all")
 
     def update(self, entry: dict[str, Any]) -> None:
@@ -90,7 +90,9 @@ def run_queue(
     done = {cell["config"] for cell in cells}
     outcome = Outcome(before=[e.label for e in experiments if e.hash in done])
     queue = [e for e in experiments if e.hash not in done]
-    expected = {row["name"]: row["seconds"] for row in plan(experiments, data, cells)}
+    rows = {row["name"]: row for row in plan(experiments, data, cells)}
+    expected = {name: row["seconds"] or 0.0 for name, row in rows.items()}
+    spent = foreseen = 0.0  # of what was run until now: how wrong the estimates are here
     display = display or QueueDisplay(len(queue), Everyone().rank == 0)
     images = ImagePool(whole=True)
     stop_at = None if minutes is None else time.monotonic() + 60 * minutes
@@ -102,11 +104,15 @@ def run_queue(
         if stop_at is not None and time.monotonic() > stop_at:
             outcome.left += [e.label for e in queue[number:]]
             break
-        later = sum(expected[e.folder] or 0 for e in queue[number + 1 :])
-        display.begin(number + 1, experiment, expected[experiment.folder] or 0, later)
+        pace = spent / foreseen if foreseen else 1.0
+        later = pace * sum(expected[e.folder] for e in queue[number + 1 :])
+        steps = rows[experiment.folder]["steps"] or 0
+        display.begin(number + 1, experiment, steps, pace * expected[experiment.folder], later)
+        begun = time.monotonic()
         try:
             _run(experiment, out, data, bases, keep, display, images, stop_at)
             outcome.finished.append(label)
+            spent, foreseen = spent + time.monotonic() - begun, foreseen + expected[experiment.folder]
         except RunInUseError:
             outcome.elsewhere.append(label)
         except InterruptedRunError:

@@ -29,6 +29,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be run,
 Results = Annotated[
     list[Path] | None, typer.Option(metavar="DIR", help="More folders with results; what they hold is not run.")
 ]
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings in TOML.")]
+Assignments = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One setting.")]
 On = Annotated[
     str | None, typer.Option(metavar="WHERE", help="Start workers: slurm, or local (processes on this machine).")
 ]
@@ -120,7 +122,8 @@ def tables(
     bases: Bases = None,
     seeds: Annotated[str, typer.Option(metavar="NUMBERS", help="Seeds, such as 1,2,3.")] = "0",
     preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
-    set: Annotated[list[str] | None, typer.Option(metavar="SECTION.KEY=VALUE", help="One setting.")] = None,
+    config: ConfigFile = None,
+    set: Assignments = None,
     cells: Cells = None,
     only: Only = None,
     budget: Budget = None,
@@ -137,7 +140,7 @@ def tables(
     json: AsJson = False,
 ) -> None:
     """Show a table of the paper with our numbers beside it, and run what it needs."""
-    from sdrseg.config import parse_settings
+    from sdrseg.config import read_settings
     from sdrseg.study.commands import Given, paper_results
     from sdrseg.study.grid import parse_numbers
 
@@ -148,7 +151,7 @@ def tables(
         Given(out, path, bases, cells, only or [], results or [], *how),
         seeds=parse_numbers(seeds, "--seeds"),
         preset=preset,
-        settings=parse_settings(set or []),
+        settings=read_settings(config, set or []),
         transform=transform,
         format=format,
         to=to,
@@ -189,7 +192,8 @@ def tune(
         bool, typer.Option("--oracle", help="Score held-out images of all steps with all labels; said so everywhere.")
     ] = False,
     bases: Bases = None,
-    set: Annotated[list[str] | None, typer.Option(metavar="SECTION.KEY=VALUE", help="One setting.")] = None,
+    config: ConfigFile = None,
+    set: Assignments = None,
     json: AsJson = False,
 ) -> None:
     """Choose settings on held-out training images; the test images are not read.
@@ -197,9 +201,9 @@ def tune(
     Without ranges: the learning rate by fine-tuning on the first new step, then the largest stability weight, halved
     until the new classes are learned nearly as well as by fine-tuning (De Lange et al.).
     """
-    from sdrseg.config import parse_settings
+    from sdrseg.config import read_settings
     from sdrseg.study.tune import Search
     from sdrseg.study.tuning import tune as start
 
-    given = Search(spec, method, out, path, preset, parse_settings(set or []), bases, oracle)
+    given = Search(spec, method, out, path, preset, read_settings(config, set or []), bases, oracle)
     start(given, ranges=range or [], published=search, trials=trials, minutes=minutes, json=json)
