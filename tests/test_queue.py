@@ -240,6 +240,28 @@ def test_two_workers_share_a_queue_and_another_finishes_what_a_killed_one_left(t
     assert "resume" in events and events.count("score") == 3  # it went on where the other was
 
 
+def test_slurm_gets_an_array_that_can_be_requeued(tmp_path, sdrseg, monkeypatch):
+    """With programs in place of SLURM's that note what they are given."""
+    (tmp_path / "bin").mkdir()
+    for name in ("sbatch", "srun"):
+        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\ncp "$1" {tmp_path}/job.sh\necho "Submitted batch job 12"\n')
+        (tmp_path / "bin" / name).chmod(0o755)
+    file = tmp_path / "grid.toml"
+    file.write_text(TINY_FILE)
+    words = ["run", file, "--on", "slurm", "--array", 3, "--gpus", 1, "--slurm", "partition=fast", "--budget", 50]
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert "there is no sbatch here" in sdrseg(*words)[2]
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    code, out, err = sdrseg(*words, "--out", tmp_path / "out", "--json")
+    assert code == 0, err
+    assert json.loads(out)["jobs"] == ["12_0", "12_1", "12_2"]
+    asked = (tmp_path / "job.sh").read_text()
+    for line in ("--array=0-2%3", "--gpus-per-node=1", "--partition=fast", "--time=60"):
+        assert line in asked
+    (worker,) = make_workers(1, read=read_study, arguments={}, out=tmp_path, chosen=(), options={})
+    assert worker.checkpoint().function is worker  # what submitit runs again after a pre-emption
+
+
 def test_where_workers_run_is_checked(tmp_path, sdrseg):
     file = tmp_path / "grid.toml"
     file.write_text(TINY_FILE)

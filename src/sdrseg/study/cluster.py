@@ -6,6 +6,7 @@ for whatever reason, leaves a run that another goes on with.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,10 @@ def submit(workers: Sequence[Worker], machines: Machines, folder: Path) -> list[
             executor.update_parameters(timeout_min=machines.minutes, gpus_per_node=gpus, visible_gpus=mine)
             jobs.append(executor.submit(worker))
         return jobs
+    if shutil.which("sbatch") is None:
+        raise UsageError(
+            "--on slurm: there is no sbatch here. Start it on a machine of the cluster, or use --on local."
+        )
     executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
     executor.update_parameters(
         name="sdrseg",
@@ -89,11 +94,8 @@ def submit(workers: Sequence[Worker], machines: Machines, folder: Path) -> list[
         slurm_array_parallelism=len(workers),
         slurm_additional_parameters=dict(machines.slurm),
     )
-    return list(executor.map_array(_call, workers))
-
-
-def _call(worker: Worker) -> dict[str, Any]:
-    return worker()
+    with executor.batch():  # one array
+        return [executor.submit(worker) for worker in workers]
 
 
 def make_workers(count: int, **what: Any) -> list[Worker]:
