@@ -1,4 +1,4 @@
-"""The stories of docs/own-data.md: their commands run as they are printed, on small generated photographs."""
+"""The examples of docs/own-data.md: their commands run as they are printed, on small generated photographs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def story(number: int) -> tuple[list[str], list[str]]:
     """The TOML and the commands of a story."""
     page = (DOCS / "own-data.md").read_text()
     text = re.split(r"^## ", page, flags=re.MULTILINE)[number]
-    assert text.startswith(f"Story {number}")
+    assert text.startswith(f"Example {number}")
     toml, commands = (re.findall(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) for kind in ("toml", "sh"))
     return toml, [line for block in commands for line in block.splitlines()]
 
