@@ -16,7 +16,7 @@ from sdrseg.data.shapes import Shapes
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.scenario import build_scenario, parse_spec
 from sdrseg.study import tune as tune_module
-from sdrseg.study.ranges import Range, default_ranges, parse_range
+from sdrseg.study.ranges import Range, default_ranges, parse_range, stability_of
 from sdrseg.study.tune import Search, search_ranges, stability_decay
 
 SPEC = "shapes:8-2@disjoint"
@@ -103,6 +103,15 @@ def test_the_weight_is_halved_until_new_classes_are_learned(tmp_path, monkeypatc
     assert 60 - 10 * weights[-1] >= 40 and all(60 - 10 * w < 40 for w in weights[:-1])
     assert result["chosen"] == {"optim.lr_later": 0.02, "kd.weight": weights[-1]}
     assert json.loads((tmp_path / "tune/tune.json").read_text()) == result
+
+
+def test_the_stability_weights_are_those_of_the_method(tmp_path):
+    methods = ("ft", "mib", "ilt", "ewc", "laps")
+    found = {method: sorted(stability_of(tuned(tmp_path, method).config())) for method in methods}
+    assert found == {
+        "ft": [], "mib": ["kd.weight"], "ilt": ["enc.weight", "kd.weight"], "ewc": ["importance.weight"],
+        "laps": ["kd.weight"],
+    }  # fmt: skip
 
 
 def test_a_trial_that_diverges_has_learned_nothing(tmp_path):
