@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +12,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from sdrseg.data.batches import Batch
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.passes import CompiledPass, GraphPass, Pass, compiling_pays, make_pass, replayable
 from sdrseg.errors import UsageError
 from sdrseg.kernels.upsampling import upsample, upsampled
 from sdrseg.methods import METHODS, Method, StepInfo
-from sdrseg.network import Network, build_network, resize_canvas
+from sdrseg.network import Network, Output, build_network, resize_canvas
 
-from methods_bench import CLASSES, N_NEW, N_OLD, make_batch, make_config
+from methods_bench import CLASSES, N_NEW, N_OLD, begin, make_batch, make_config
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +71,44 @@ def test_what_cannot_be_compiled_is_computed_plainly_and_nothing_is_counted_twic
     assert how == "plain"
     assert torch.equal(plain, other)
     assert all(torch.equal(memory[name], other_memory[name]) for name in memory)
+
+
+def old_background_is_void(self: Method, batch: Batch, teacher: Output | None) -> Batch:
+    """A method's own relabel: what the teacher takes for anything but background becomes void."""
+    assert teacher is not None
+    doubtful = (batch.labels == 0) & (teacher.logits.argmax(1) > 0)
+    return replace(batch, labels=torch.where(doubtful, 255, batch.labels))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "own"),
+    [
+        ("cil", ("pseudo.threshold=0.2",), False),
+        ("mib", ("pseudo.threshold=0.2",), False),
+        ("mib", ("pseudo.threshold=0.2", "ce.class_weights=frequency"), False),
+        ("lwf", (), True),
+        ("lwf", ("ce.reduction=all",), True),
+    ],
+)
+def test_means_over_parts_go_over_the_labels_that_the_terms_see(name, settings, own, monkeypatch) -> None:
+    """Gradient accumulation: CE and KD of the parts add up to those of the batch, whatever `relabel` changes."""
+    if own:
+        monkeypatch.setattr(METHODS[name], "relabel", old_background_is_void)
+    stage = begin(name, "disjoint", settings=settings)
+    weights = tuple(1.0 + channel for channel in range(CLASSES)) if "class_weights" in str(settings) else None
+    assert stage.teacher is not None
+    torch.nn.init.normal_(stage.teacher.classifier.weight)  # so that it sees old classes
+    stage.method.weigh_classes(weights, torch.device("cpu"))
+    fabric = make_fabric(stage.method.config)
+    compute = Pass(fabric, stage.method, fabric.setup(stage.student), stage.teacher)
+    parts = stage.batch.split(4)
+    seen = compute.relabelled(stage.batch, parts)
+    assert not torch.equal(seen.labels, stage.batch.labels)
+    whole = compute(stage.batch).terms
+    stage.method.expect(seen, len(parts))
+    passed = [compute(part).terms for part in parts]
+    for term in ("ce", "kd"):
+        assert sum(float(terms[term]) for terms in passed) == pytest.approx(float(whole[term]), rel=1e-5), term
 
 
 class Broken(torch.autograd.Function):

@@ -8,6 +8,7 @@ gradients; looking at them and the update come after it, so methods may do there
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -21,7 +22,7 @@ from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batch
 from sdrseg.errors import UsageError, first_line
 from sdrseg.methods.base import Method
-from sdrseg.network import Network
+from sdrseg.network import Network, Output
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -58,12 +59,25 @@ class Pass:
     def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """The terms, and the features."""
         images = normalise(batch.images)
-        seen = None
-        if self.teacher is not None:
-            with torch.no_grad(), self.fabric.autocast():
-                seen = self.teacher(images)
+        seen = self._seen(images)
         output = self.student(images)
         return self.method.terms(self.method.relabel(batch, seen), output, seen), output.features
+
+    def relabelled(self, whole: Batch, parts: list[Batch]) -> Batch:
+        """A batch with the labels that the terms will see in its parts. The teacher looks at each part twice, for its
+        outputs of all of them would be too large to keep."""
+        if not self.method.relabels:
+            return whole
+        new = [self.method.relabel(part, self._seen(normalise(part.images))).labels for part in parts]
+        return replace(whole, labels=torch.cat(new))
+
+    @torch.no_grad()
+    def _seen(self, images: Tensor) -> Output | None:
+        if self.teacher is None:
+            return None
+        with self.fabric.autocast():
+            seen: Output = self.teacher(images)
+        return seen
 
 
 class CompiledPass(Pass):
