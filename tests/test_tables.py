@@ -86,7 +86,7 @@ def test_settings_of_a_file_make_another_schedule(tmp_path, sdrseg):
     assert {c["seed"] for c in cells} == {1, 2} and len(cells) == 20
     (tmp_path / "short.toml").write_text("epochs = 8\n")
     code, _, err = sdrseg(*words)
-    assert code == 2 and "stands in no section" in err
+    assert code == 2 and "is not in a section" in err
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The one configuration: frozen dataclasses, read from TOML and `--set section.key=value`, written as JSON."""
+"""The configuration: frozen dataclasses, read from TOML and `--set section.key=value`, written as JSON."""
 
 from sdrseg.config.config import Config
 from sdrseg.config.read import Layer, config_from, load_config, parse_settings, read_settings, saved_config

@@ -1,4 +1,4 @@
-"""The one configuration: frozen dataclasses whose fields say what they mean and what they affect."""
+"""The configuration: frozen dataclasses whose fields declare their meaning and what they affect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sdrseg.config.switches import Ce, Cl, Enc, Importance, Kd, Laps, Latent, Pm
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that a run depends on beside its specification, its method and its data."""
+    """Everything that a run depends on besides its specification, its method and its data."""
 
     data: Data = field(default_factory=Data)
     eval: Eval = field(default_factory=Eval)
@@ -37,10 +37,10 @@ class Config:
     importance: Importance = field(default_factory=Importance)
     laps: Laps = field(default_factory=Laps)
     own: Mapping[str, Any] = field(default_factory=dict)
-    """Sections that a user's method declares, by name; see `sdrseg.config.setting.section`."""
+    """Sections declared by a custom method, by name; see `sdrseg.config.setting.section`."""
 
     def sections(self) -> dict[str, Any]:
-        """All sections by name, those of a method included."""
+        """All sections by name, including those of a custom method."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "own"} | dict(self.own)
 
     def settings(self) -> Iterator[Setting]:
@@ -50,7 +50,7 @@ class Config:
                 yield Setting(f"{name}.{declared.name}", declared, getattr(section, declared.name))
 
     def changed(self, values: Mapping[str, Any]) -> Config:
-        """The same configuration but for some values, by "section.key"."""
+        """A copy with some values replaced, given by "section.key"."""
         sections = self.sections()
         for key, value in values.items():
             section, _, name = key.partition(".")
@@ -59,16 +59,16 @@ class Config:
         return Config(**sections, own=own)
 
     def of_step(self, number: int) -> Config:
-        """The configuration that holds in a step: in later steps, X_later stands for X."""
+        """The configuration of a step: in later steps, X_later replaces X."""
         later = [s for s in self.settings() if s.affects == "later"] if number > 0 else []
         return self.changed({s.key.removesuffix("_later"): s.value for s in later if s.value != s.same})
 
     def without(self, *kinds: Affects) -> Config:
-        """The configuration with all settings that affect these at their defaults."""
+        """A copy in which all settings that affect `kinds` have their defaults."""
         return self.changed({s.key: s.declared.default for s in self.settings() if s.affects in kinds})
 
     def scenario_policy(self) -> dict[str, Any]:
-        """What `build_scenario` has to know."""
+        """The keyword arguments of `build_scenario`."""
         return {
             "void_train": self.data.void_train,
             "eval_future": self.eval.future,
@@ -78,7 +78,7 @@ class Config:
         }
 
     def differences(self, other: Config) -> list[str]:
-        """What differs in a way that changes results, as "section.key: mine, other"."""
+        """Differences that change results, as "section.key: own value, other value"."""
         theirs = {s.key: s.value for s in other.settings()}
         return [
             f"{s.key}: {s.value!r}, {theirs.get(s.key)!r}"

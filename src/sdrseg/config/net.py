@@ -1,4 +1,4 @@
-"""What the network is made of."""
+"""Settings of the network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sdrseg.config.setting import setting
 
 @dataclass(frozen=True)
 class Net:
-    """Encoder, decoder and a classifier that grows."""
+    """Encoder, decoder and a growing classifier."""
 
     encoder: str = setting("resnet101", "any encoder of segmentation_models_pytorch, tu-NAME of timm, or toy16")
     decoder: str = setting(
@@ -19,30 +19,30 @@ class Net:
     )
     output_stride: int = setting(
         16,
-        "pixels per cell of the features: 8, 16 or 32, with deeplabv3, deeplabv3plus, pan, pspnet and official; the "
-        "other decoders use every scale of the encoder, down to 32",
+        "stride of the encoder's last features: 8, 16 or 32, with deeplabv3, deeplabv3plus, pan, pspnet and official; "
+        "the other decoders use every scale of the encoder, down to 32",
         8,
         32,
     )
     decoder_activation: Literal["relu", "leaky_relu", "none"] = setting(
-        "relu", "after each batch norm of decoder = official; the official code has none"
+        "relu", "activation after each batch norm, for decoder = official; the official code has none"
     )
     dilate_first_block: bool = setting(
         True,
-        "ResNets: a stage that dilates in place of its stride does so from its first block on (the official code), or "
+        "ResNets: a stage with dilation instead of stride is dilated from its first block on (the official code), or "
         "from its second (torchvision)",
     )
     stride_on: Literal["conv2", "conv1"] = setting(
         "conv2", "ResNets with bottlenecks: stride on the 3×3 convolution (torchvision), or on the first 1×1 (v1)"
     )
     weights: str = setting(
-        "imagenet", "pre-trained start: imagenet (by name, needs a network), none (random), or a file's path"
+        "imagenet", "pre-trained weights: imagenet (downloaded once), none (random), or the path of a file"
     )
     bn_momentum_encoder: float = setting(
         0.01, "batch-norm momentum of the encoder; 0.1 with net.weights=none if not set", 1e-6, 1
     )
     bn_momentum_decoder: float = setting(0.1, "batch-norm momentum of the decoder", 1e-6, 1)
     bn: Literal["train", "freeze_stats"] = setting(
-        "train", "running statistics of batch norm in step 0: updated, or used as they are"
+        "train", "running statistics of batch norm in step 0: updated, or frozen"
     )
-    bn_later: Literal["train", "freeze_stats"] = setting("freeze_stats", "that in later steps", affects="later")
+    bn_later: Literal["train", "freeze_stats"] = setting("freeze_stats", "the same in later steps", affects="later")

@@ -1,5 +1,5 @@
-"""Reading a configuration. Values come in layers: the defaults, those of the data set, a preset and a method, the TOML
-file, then the command line."""
+"""Read a configuration. Later layers override earlier ones: the defaults, those of the data set, a preset and a method,
+the TOML file, then the command line."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def load_config(
     layers.append(("settings", _nested(settings or {})))
     values: dict[str, dict[str, Any]] = {}
     for origin, layer in layers:
-        config_from(layer, origin, own)  # each layer is checked by itself, so that a message names where a value stands
+        config_from(layer, origin, own)  # check each layer by itself, so that messages name the origin of a value
         for name, keys in layer.items():
             values.setdefault(name, {}).update(keys)
     net = values.get("net", {})
-    if net.get("weights") == "none":  # statistics that start from nothing have to move
+    if net.get("weights") == "none":  # without pre-trained statistics the usual momentum is too small
         net.setdefault("bn_momentum_encoder", 0.1)
     return config_from(values, data_set, own)
 
@@ -70,9 +70,9 @@ def config_from(values: Mapping[str, Any], origin: str, own: Sections | None = N
 
 
 def saved_config(values: Any, origin: str) -> Config:
-    """The configuration of a run, read without its method: what the method declared is taken as it was written."""
+    """The configuration of a run, read without its method: sections of the method are accepted unchecked."""
     if not isinstance(values, Mapping):
-        raise UsageError(f"{origin}: no configuration of a run.")
+        raise UsageError(f"{origin}: not the configuration of a run.")
     others = {name: keys for name, keys in values.items() if name not in _BUILT_IN and isinstance(keys, Mapping)}
     own = {name: section(name, {k: setting(v, "") for k, v in keys.items()}) for name, keys in others.items()}
     return config_from(values, origin, own)
@@ -88,7 +88,7 @@ def _nearest_key(section: str, key: str, known: list[str]) -> str:
 
 
 def _value(where: str, value: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:
-    """`value` as the type `kind` says, within bounds."""
+    """`value` converted to the type `kind` and checked against its bounds."""
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         if value not in choices or not isinstance(value, str):
@@ -128,12 +128,12 @@ def _read_toml(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{file}: cannot be read ({error.strerror}).") from error
-    except (ValueError, RecursionError) as error:  # of the decoding, or of numbers and nesting beyond all measure
+    except (ValueError, RecursionError) as error:  # undecodable text, or numbers too long and nesting too deep
         raise UsageError(f"{file}: not valid TOML: {error}") from error
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """`--set section.key=value`, as often as given: the values by key. A value is TOML, or a bare word."""
+    """Parse the values of all `--set section.key=value`, by key. A value is TOML, or a bare word."""
     values = {}
     for text in texts:
         key, equals, raw = text.partition("=")
@@ -152,7 +152,7 @@ def read_settings(file: Path | None, texts: Iterable[str]) -> dict[str, Any]:
     values = {} if file is None else _read_toml(file)
     for name, keys in values.items():
         if not isinstance(keys, Mapping):
-            raise UsageError(f"{file}: {name} stands in no section; write it below [SECTION].")
+            raise UsageError(f"{file}: {name} is not in a section; write it below [SECTION].")
     return {f"{name}.{key}": value for name, keys in values.items() for key, value in keys.items()} | parse_settings(
         texts
     )
@@ -163,6 +163,6 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for key, value in settings.items():
         part, dot, name = key.partition(".")
         if not (dot and part and name):
-            raise UsageError(f"settings: {key!r} is no setting. Write section.key, such as train.epochs.")
+            raise UsageError(f"settings: {key!r} is not a setting. Write section.key, such as train.epochs.")
         nested.setdefault(part, {})[name] = value
     return nested

@@ -1,4 +1,4 @@
-"""The sections of the configuration: frozen dataclasses whose fields carry their meaning and bounds."""
+"""Sections of the configuration: data, evaluation, training, generated data."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ class Data:
     """How images become batches."""
 
     augment: Literal["scale_crop", "rrc"] = setting(
-        "scale_crop", "scale_crop: random scale, padding, random crop (the paper); rrc: by area (the official code)"
+        "scale_crop",
+        "scale_crop: random scale, padding, random crop (the paper); rrc: random resized crop (the official code)",
     )
     crop: int = setting(512, "side of the square training crop", 32)
     scale: tuple[float, float] = setting((0.5, 2.0), "range of scale_crop's scale, and of rrc's area", 0.01, 100)
     colour: float = setting(
         0.0,
         "strength of colour augmentation: brightness, contrast and saturation of each image are multiplied by factors "
-        "of 1 − colour to 1 + colour; 0: none, as in the paper; 0.3 is usual",
+        "between 1 − colour and 1 + colour; 0: none, as in the paper; 0.3 is usual",
         0,
         0.9,
     )
     void_train: Literal["ignore", "background"] = setting(
         "ignore",
-        "void pixels in disjoint and overlapped training: left out, or background as in the official code",
+        "void pixels in disjoint and overlapped training: ignored, or background as in the official code",
         affects="data",
     )
     left_out: Literal["refuse", "background", "ignore"] = setting(
@@ -35,11 +36,11 @@ class Data:
         affects="data",
     )
     cache: Literal["auto", "off", "ram", "gpu"] = setting(
-        "auto", "keep decoded images in memory: on the GPU or in RAM where they fit, or not at all", affects="nothing"
+        "auto", "keep decoded images in memory; auto: on the GPU or in RAM if they fit", affects="nothing"
     )
     workers: int = setting(
         -1,
-        "processes that decode images, or threads that fill the cache; -1: as many as there are cores, at most 16",
+        "processes that decode images, or threads that fill the cache; -1: the number of cores, at most 16",
         -1,
         256,
         affects="nothing",
@@ -61,44 +62,44 @@ class Eval:
         affects="nothing",
     )
     future: Literal["ignore", "background"] = setting(
-        "ignore", "classes of later steps at test time: left out, or scored as background", affects="score"
+        "ignore", "classes of later steps at test time: ignored, or scored as background", affects="score"
     )
-    batch_size: int = setting(8, "images scored at a time", 1, affects="nothing")
-    every: int = setting(
-        0, "epochs between two scores during a step, which needs train.holdout; 0: none", 0, affects="nothing"
-    )
+    batch_size: int = setting(8, "batch size of scoring", 1, affects="nothing")
+    every: int = setting(0, "epochs between scores during a step (needs train.holdout); 0: none", 0, affects="nothing")
 
 
 @dataclass(frozen=True)
 class Train:
     """How a step is trained."""
 
-    batch_size: int = setting(8, "images per iteration, over all processes together", 1)
+    batch_size: int = setting(8, "images per iteration, summed over all processes", 1)
     epochs: int = setting(30, "passes over the images of each step", 1)
     batch_size_later: int = setting(0, "batch_size of the later steps; 0: the same", 0, affects="later", same=0)
     epochs_later: int = setting(0, "epochs of the later steps; 0: the same", 0, affects="later", same=0)
     holdout: float = setting(
         0.0,
-        "share of the training images that is held out and scored in place of the test images: 0.2 for tuning, so that "
-        "no choice is made on the test images; 0: none",
+        "share of the training images to hold out and score instead of the test images; for tuning, such as 0.2; "
+        "0: none",
         0,
         0.9,
         affects="data",
     )
     holdout_scope: Literal["all", "step"] = setting(
         "all",
-        "which held-out images are scored: all, those of all steps so far with all labels, which a method without old "
-        "images could not have (an oracle); step, those of the step itself with the labels it is trained with",
+        "which held-out images are scored; all: those of all steps so far with all labels, which are not available to "
+        "a method without old images (an oracle); step: those of the step itself with the labels of that step",
         affects="score",
     )
     best_every: int = setting(
         0,
-        "epochs between two scores of the held-out images (train.holdout), of which the best model of a step is kept; "
-        "0: the last model is kept",
+        "epochs between scores of the held-out images (train.holdout); the best model of a step is kept; 0: keep the "
+        "last model",
         0,
     )
-    patience: int = setting(0, "end a step after so many of these scores without a better one; 0: never", 0)
-    seed: int = setting(0, "of everything random", 0)
+    patience: int = setting(
+        0, "early stopping: end a step after this number of scores without improvement; 0: never", 0
+    )
+    seed: int = setting(0, "seed of all random numbers", 0)
 
 
 @dataclass(frozen=True)
@@ -108,4 +109,4 @@ class Shapes:
     size: int = setting(64, "side of the images", 32, 1024, affects="data")
     train: int = setting(1200, "training images", 1, affects="data")
     val: int = setting(200, "validation images", 1, affects="data")
-    seed: int = setting(0, "of the generator", 0, affects="data")
+    seed: int = setting(0, "seed of the generator", 0, affects="data")

@@ -1,4 +1,4 @@
-"""What a setting is: a field of a frozen dataclass that carries its meaning, its bounds and what it affects."""
+"""A setting is a field of a frozen dataclass that declares its meaning, its bounds and what it affects."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sdrseg.errors import UsageError
 Affects = Literal["data", "base", "losses", "teacher", "later", "score", "nothing"]
 """What a setting changes:
 
-data      which images and labels there are; the key of a base holds those themselves
-base      the model of step 0, and so all that follows
-losses    the later steps, and step 0 only where a method trains its own
-teacher   the later steps only, whatever the method: it needs the model of the step before
-later     the later steps only: X_later stands for X there
+data      which images and labels are used; the key of a base contains these themselves
+base      the model of step 0, and therefore all later steps
+losses    the later steps, and step 0 only if the method trains its own
+teacher   the later steps only, with any method: it needs the model of the previous step
+later     the later steps only: X_later replaces X there
 score     how a trained model is scored
-nothing   how a run is carried out; it may change when a run is resumed
+nothing   how a run is executed; it may change when a run is resumed
 """
 
 
 class Setting(NamedTuple):
-    """One value of a configuration, with what is declared about it."""
+    """One value of a configuration and its declaration."""
 
     key: str  # "section.name"
     declared: Field[Any]
@@ -40,7 +40,7 @@ class Setting(NamedTuple):
 
     @property
     def plain(self) -> Any:
-        """The value as JSON and TOML have it."""
+        """The value as in JSON and TOML."""
         return list(self.value) if isinstance(self.value, tuple) else self.value
 
     @property
@@ -57,7 +57,7 @@ def setting(
     affects: Affects = "base",
     same: Any = None,
 ) -> Any:
-    """A configuration value with its meaning, its bounds and what it affects.
+    """Declare a configuration value with its meaning, its bounds and what it affects.
 
     `same`, for an X_later: the value that means "as X".
     """
@@ -66,7 +66,7 @@ def setting(
 
 
 def section(name: str, settings: Mapping[str, Any]) -> type:
-    """A section of a method's own, from settings by name; the type of a value is that of its default."""
+    """Make the section of a custom method from its settings by name; the type of a value is that of its default."""
     fields = []
     for key, declared in settings.items():
         if not (isinstance(declared, Field) and "help" in declared.metadata):

@@ -1,4 +1,4 @@
-"""The switches of the losses. A method is a set of values for these; a weight of 0 switches a term off."""
+"""The switches of the losses. A method is a set of values for these; a weight of 0 disables a term."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from sdrseg.config.setting import setting
 from sdrseg.variants import SparsityVariant
 
 switch = partial(setting, affects="losses")
-"""What a base of plain training does not depend on."""
+"""A setting that does not affect a base of plain training."""
 later = partial(setting, affects="teacher")
-"""What no base depends on."""
+"""A setting that affects no base."""
 
 
 @dataclass(frozen=True)
 class Ce:
-    """The term on the labels."""
+    """Cross-entropy."""
 
     kind: Literal["standard", "unbiased", "unbiased_if_masked", "binary", "one_vs_rest"] = switch(
         "standard",
-        "standard, unbiased (UNCE), unbiased where old classes are masked (disjoint, overlapped) and standard in "
-        "sequential, binary (sigmoids), or one_vs_rest (sigmoids of the step's classes, none for background)",
+        "standard; unbiased (UNCE); unbiased_if_masked: UNCE where old classes are masked (disjoint, overlapped), "
+        "otherwise standard; binary (sigmoids); one_vs_rest (sigmoids of the step's classes, none for background)",
     )
     reduction: Literal["valid", "all"] = setting("valid", "mean over the labelled pixels, or over all (official code)")
     class_weights: str = setting(
@@ -31,7 +31,7 @@ class Ce:
         "(median frequency balancing, 0.1 to 10); or given, such as 'cat=2, dog=0.5', and 1 for all others",
     )
     init: Literal["default", "mib"] = switch(
-        "default", "new rows of the classifier: PyTorch's default, or sharing the old background's (MiB)"
+        "default", "new rows of the classifier: PyTorch's default, or from the old background's row (MiB)"
     )
 
 
@@ -43,21 +43,21 @@ class Kd:
     kind: Literal["standard", "unbiased", "binary", "cil", "cil_official"] = later("unbiased", "which distillation")
     normaliser: Literal["n_old", "at_least_16", "none"] = later(
         "n_old",
-        "divide KD and UNKD by the number of old classes; by that, but at least by the 16 of VOC 15-1, to which the "
-        "published weights belong (the default for data of one's own); or not at all",
+        "divide KD and UNKD by the number of old classes; by that, but at least by the 16 of VOC 15-1, for which the "
+        "published weights were chosen (the default for own data); or not at all",
     )
     padding: Literal["skip", "include"] = later(
-        "skip", "pixels that an augmentation padded, in every distillation; prototypes and sparsity never count them"
+        "skip", "pixels padded by augmentation, in every distillation; prototypes and sparsity never include them"
     )
     entropy_weight: float = later(1.0, "λ_GS of CIL", 0)
 
 
 @dataclass(frozen=True)
 class Pseudo:
-    """Labels from the teacher."""
+    """Pseudo-labels from the teacher."""
 
     threshold: float = later(
-        0.0, "background becomes the teacher's old class where its probability is at least this; 0: never", 0, 1
+        0.0, "relabel background with the teacher's old class where its probability is at least this; 0: never", 0, 1
     )
 
 
@@ -72,12 +72,12 @@ class Enc:
 class Proto:
     """Prototypes."""
 
-    average: Literal["image", "pixel"] = setting("image", "mean over images of the class's mean, or over pixels")
-    decay: float = setting(0.0, "β of an exponential mean for the running prototypes; 0: the cumulative mean", 0, 1)
+    average: Literal["image", "pixel"] = setting("image", "average the class's mean of each image, or all its pixels")
+    decay: float = setting(0.0, "β of the running prototypes' exponential moving average; 0: cumulative mean", 0, 1)
     background: Literal["by_protocol", "always", "never"] = setting(
         "by_protocol",
-        "when the background's prototype is updated: sequential in all steps, disjoint in step 0, overlapped never; "
-        "or as said",
+        "when to update the background's prototype; by_protocol: sequential in all steps, disjoint in step 0, "
+        "overlapped never",
     )
 
 
@@ -86,9 +86,11 @@ class Pm:
     """Prototype matching (Eq. 3)."""
 
     weight: float = later(0.0, "λ_pm", 0)
-    distance: Literal["mse", "frobenius", "cosine"] = later("mse", "between running and in-batch prototypes")
-    normaliser: Literal["present", "n_old"] = later("present", "classes present in the batch, or all old ones")
-    background: bool = later(False, "whether the background takes part where it has a prototype")
+    distance: Literal["mse", "frobenius", "cosine"] = later("mse", "distance between running and in-batch prototypes")
+    normaliser: Literal["present", "n_old"] = later(
+        "present", "divide by the old classes present in the batch, or by all"
+    )
+    background: bool = later(False, "include the background if it has a prototype")
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,16 @@ class Cl:
     attract: float = switch(0.0, "λ of the attraction", 0)
     repel: float = switch(0.0, "λ of the repulsion", 0)
     form: Literal["mse", "norm_sum", "norm_mean"] = switch(
-        "mse", "attraction: mean squares, or norms summed (the paper's print) or averaged over the class's pixels"
+        "mse", "attraction: mean squares, or norms, summed (as printed in the paper) or averaged over a class's pixels"
     )
-    scope: Literal["batch", "image"] = switch("batch", "attraction over the classes of the batch, or image by image")
-    normaliser: Literal["classes", "pairs"] = switch("classes", "of the repulsion")
-    labels: Literal["truth", "pseudo"] = switch("truth", "labels, or with background relabelled by the teacher")
+    scope: Literal["batch", "image"] = switch("batch", "attraction over the batch, or in each image")
+    normaliser: Literal["classes", "pairs"] = switch(
+        "classes", "divide the repulsion by classes or by pairs of classes"
+    )
+    labels: Literal["truth", "pseudo"] = switch("truth", "the labels, or with background relabelled by the teacher")
     background: Literal["include_if_known", "include", "exclude"] = switch(
         "include_if_known",
-        "the background takes part if it has a prototype; always (where it has none, it is drawn to 0); or never",
+        "include the background if it has a prototype; always (attracted to 0 without one); or never",
     )
 
 
@@ -114,17 +118,19 @@ class Sp:
     """Sparsity of the features (Eq. 8 and 9)."""
 
     weight: float = switch(0.0, "λ_sp", 0)
-    variant: SparsityVariant = switch("class_max", "which of the ten measures")
-    scope: Literal["image", "batch"] = switch("image", "where the largest activation of a class is looked for")
-    detach_max: bool = switch(False, "let no gradient through that largest activation")
+    variant: SparsityVariant = switch("class_max", "sparsity measure")
+    scope: Literal["image", "batch"] = switch(
+        "image", "take the largest activation of a class in each image, or in the batch"
+    )
+    detach_max: bool = switch(False, "detach the largest activation from the gradient")
 
 
 @dataclass(frozen=True)
 class Latent:
-    """The terms on the features together (matching, attraction, repulsion, sparsity)."""
+    """All terms on the features (matching, attraction, repulsion, sparsity)."""
 
-    step0: bool = setting(False, "switch attraction, repulsion and sparsity on in step 0 too (standard segmentation)")
-    official: bool = setting(False, "compute them as the official code does, bugs included")
+    step0: bool = setting(False, "enable attraction, repulsion and sparsity in step 0 too (standard segmentation)")
+    official: bool = setting(False, "compute them as in the official code, bugs included")
 
 
 @dataclass(frozen=True)
