@@ -18,6 +18,7 @@ from pages import print_or_write
 from sdrseg.config import Config
 from sdrseg.data.ade20k import Ade20k
 from sdrseg.data.shapes import Shapes
+from sdrseg.methods import METHODS
 
 BUILT_IN = (Ade20k, Shapes)  # the data sets with defaults of their own
 KINDS = {bool: "true, false", int: "whole number", float: "number", str: "text"}
@@ -25,7 +26,8 @@ KINDS = {bool: "true, false", int: "whole number", float: "number", str: "text"}
 
 def tables() -> str:
     """One table for each section, as Markdown."""
-    return "\n".join(_section(name, values) for name, values in Config().sections().items())
+    own = {name: kind() for method in METHODS.values() for name, kind in method.own_sections().items()}
+    return "\n".join(_section(name, values) for name, values in {**Config().sections(), **own}.items())
 
 
 def _section(name: str, values: Any) -> str:

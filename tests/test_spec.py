@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -211,3 +214,9 @@ def test_written_lists_are_read_as_they_were(data):
 def test_classes_may_be_left_out():
     spec = parse_spec("voc:cat/dog@disjoint")
     assert class_lists(spec, VOC, "ignore") == ((0, 8), (12,))
+
+
+def test_built_in_data_sets_are_known_in_any_process():
+    code = "from sdrseg.scenario.registry import find_source; print(find_source('voc').__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "Voc\n", done.stderr

@@ -11,7 +11,7 @@ from sdrseg.config.engine import Optim, Run
 from sdrseg.config.net import Net
 from sdrseg.config.sections import Data, Eval, Shapes, Train
 from sdrseg.config.setting import Affects, Setting
-from sdrseg.config.switches import Ce, Cl, Enc, Importance, Kd, Laps, Latent, Pm, Proto, Pseudo, Sp
+from sdrseg.config.switches import Ce, Cl, Enc, Importance, Kd, Latent, Pm, Proto, Pseudo, Sp
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class Config:
     sp: Sp = field(default_factory=Sp)
     latent: Latent = field(default_factory=Latent)
     importance: Importance = field(default_factory=Importance)
-    laps: Laps = field(default_factory=Laps)
     own: Mapping[str, Any] = field(default_factory=dict)
     """Sections declared by a custom method, by name; see `sdrseg.config.setting.section`."""
 

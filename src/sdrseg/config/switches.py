@@ -138,32 +138,3 @@ class Importance:
     """Penalties on the change of important parameters (EWC, PI, RW)."""
 
     weight: float = later(0.0, "λ", 0)
-
-
-@dataclass(frozen=True)
-class Laps:
-    """Sigmoid rows, and what is remembered of old classes (LAPS)."""
-
-    memory: Literal["gaussian", "prototype", "features"] = switch(
-        "gaussian",
-        "of each class: mean, low-rank and diagonal covariance, and clusters of background; mean and variance; or "
-        "feature vectors (512 of a class, 8,192 of background)",
-    )
-    rank: int = switch(16, "of a class's covariance beside its diagonal, for memory = gaussian", 0, 256)
-    clusters: int = switch(64, "of background, for memory = gaussian", 1, 1024)
-    positive_base: float = switch(2.0, "weight of a class's own pixels in step 0", 0)
-    positive: float = later(3.0, "weight of a class's own pixels in later steps", 0)
-    replay: float = later(
-        1.0, "how much remembered points weigh: 1, as their share of all data seen so far; 0: they are not replayed", 0
-    )
-    versus: float = later(1.0, "weight of the softmax of old rows against new ones on remembered features", 0)
-    anchor: float = later(0.0, "weight of the change of the decoder's output where the teacher sees an old class", 0)
-    row_rate: float = later(10.0, "learning-rate multiplier of new rows, beside the decoder's", 0)
-    init: Literal["small", "closed_form"] = later(
-        "closed_form", "new rows start near zero with bias −3, or as linear discriminants of the step's features"
-    )
-    on_new: Literal["teacher", "skip", "no"] = later(
-        "teacher",
-        "what old rows learn where the label is a new class: the teacher's answer, nothing, or no",
-    )
-    drift: bool = later(False, "move the memory along with the features of the old classes that the teacher sees")

@@ -7,7 +7,6 @@ from fnmatch import fnmatch
 from typing import Any, TypeVar
 
 from sdrseg.config import Config
-from sdrseg.config.setting import section
 from sdrseg.errors import UsageError, nearest
 from sdrseg.methods.base import From, Method, StepInfo
 from sdrseg.methods.cil import CIL
@@ -69,7 +68,7 @@ def register_method(method: M) -> M:
     if method.settings:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", method.name) or method.name in Config().sections():
             raise UsageError(f"{method.name!r} cannot name a section of settings. Choose another name for the method.")
-        section(method.name, method.settings)
+        method.own_sections()
     METHODS[method.name] = method
     source_digest(method)
     return method
@@ -117,8 +116,7 @@ def list_methods(pattern: str = "*") -> list[type[Method]]:
 def own_sections(name: str) -> dict[str, type]:
     """The sections of the configuration that a method and the terms declare, for `load_config`."""
     method = find_method(name)
-    own = {name: section(name, method.settings)} if method.settings else {}
-    return term_sections() | own
+    return term_sections() | method.own_sections()
 
 
 LIMITED = "limits of the data set"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from sdrseg.config import Config
+from sdrseg.config.setting import section
 from sdrseg.decision import Decision
 from sdrseg.distributed import Everyone
 from sdrseg.errors import UsageError
@@ -63,8 +64,11 @@ class Method(PixelTerms):
     by_preset: ClassVar[Mapping[str, Mapping[str, From]]] = {}
     by_task: ClassVar[Mapping[str, Mapping[str, From]]] = {}
     """What differs for a preset, and for a task such as "15-1"."""
-    settings: ClassVar[Mapping[str, Any]] = {}
-    """Settings of the method's own: {"weight": setting(10.0, "λ")} is `--set NAME.weight=3` and `self.own.weight`."""
+    settings: ClassVar[Mapping[str, Any] | type] = {}
+    """Settings of the method's own: {"weight": setting(10.0, "λ")} is `--set NAME.weight=3` and `self.own.weight`. Or a
+    frozen dataclass of settings."""
+    section: ClassVar[str] = ""
+    """The section of these settings, for methods that share one; else it is the method's name."""
     own_terms: ClassVar[tuple[Term, ...]] = ()
     """Terms of the method's own."""
     own_step0: ClassVar[bool] = False
@@ -81,10 +85,18 @@ class Method(PixelTerms):
         """All values this method sets, for a preset and a task."""
         return {**cls.switches, **cls.by_task.get(task or "", {}), **cls.by_preset.get(preset, {})}
 
+    @classmethod
+    def own_sections(cls) -> dict[str, type]:
+        """The section of the configuration that holds the method's own settings, by name."""
+        name = cls.section or cls.name
+        if isinstance(cls.settings, type):
+            return {name: cls.settings}
+        return {name: section(name, cls.settings)} if cls.settings else {}
+
     @property
     def own(self) -> Any:
         """The values of the method's own settings."""
-        return self.config.own[self.name]
+        return self.config.own[self.section or self.name]
 
     @property
     def replayable(self) -> bool:

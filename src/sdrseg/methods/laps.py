@@ -8,13 +8,15 @@ of them count as they do in the data seen so far. docs/laps.md has the equations
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sdrseg.config import Config
+from sdrseg.config.switches import later, switch
 from sdrseg.decision import Decision, decide
 from sdrseg.distributed import Everyone
 from sdrseg.kernels.plain import at_least_float32
@@ -35,6 +37,35 @@ EACH = {"background": 64, "classes": 256}  # points that are drawn from a compon
 NEGATIVES = 4096  # vectors from which the new rows' start is computed, of each kind
 SHRINK = 0.1  # share of the mean variance that is added to a covariance before it is inverted
 CERTAIN_NO = -30.0  # a logit whose sigmoid is 0 in float32, for all that matters
+
+
+@dataclass(frozen=True)
+class Laps:
+    """Sigmoid rows, and what is remembered of old classes (LAPS)."""
+
+    memory: Literal["gaussian", "prototype", "features"] = switch(
+        "gaussian",
+        "of each class: mean, low-rank and diagonal covariance, and clusters of background; mean and variance; or "
+        "feature vectors (512 of a class, 8,192 of background)",
+    )
+    rank: int = switch(16, "of a class's covariance beside its diagonal, for memory = gaussian", 0, 256)
+    clusters: int = switch(64, "of background, for memory = gaussian", 1, 1024)
+    positive_base: float = switch(2.0, "weight of a class's own pixels in step 0", 0)
+    positive: float = later(3.0, "weight of a class's own pixels in later steps", 0)
+    replay: float = later(
+        1.0, "how much remembered points weigh: 1, as their share of all data seen so far; 0: they are not replayed", 0
+    )
+    versus: float = later(1.0, "weight of the softmax of old rows against new ones on remembered features", 0)
+    anchor: float = later(0.0, "weight of the change of the decoder's output where the teacher sees an old class", 0)
+    row_rate: float = later(10.0, "learning-rate multiplier of new rows, beside the decoder's", 0)
+    init: Literal["small", "closed_form"] = later(
+        "closed_form", "new rows start near zero with bias −3, or as linear discriminants of the step's features"
+    )
+    on_new: Literal["teacher", "skip", "no"] = later(
+        "teacher",
+        "what old rows learn where the label is a new class: the teacher's answer, nothing, or no",
+    )
+    drift: bool = later(False, "move the memory along with the features of the old classes that the teacher sees")
 
 
 def replay(method: Method, batch: Batch, student: Output, teacher: Output | None) -> Tensor:
@@ -74,7 +105,8 @@ def best_bias(yes: Tensor, no: Tensor, each: float, weight: Tensor) -> float:
 
 
 class LAPS(Method):
-    name = "laps"
+    name = section = "laps"
+    settings = Laps
     summary = "One sigmoid a class: new rows learn against remembered features, old rows stay as they are"
     own_step0 = True  # a softmax model gives meaningless sigmoids
     decision: Decision = "sigmoid"
@@ -91,7 +123,7 @@ class LAPS(Method):
 
     def __init__(self, config: Config, everyone: Everyone | None = None):
         super().__init__(config, everyone)
-        own = config.laps
+        own = self.own
         self.memory = LatentMemory(own.memory, own.rank, own.clusters)
         self.replays: list[Replay] = []
         self.iteration = 0
@@ -103,7 +135,7 @@ class LAPS(Method):
 
     @property
     def row_rates(self) -> tuple[float, float]:
-        return 0.0, self.config.laps.row_rate
+        return 0.0, self.own.row_rate
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -142,14 +174,14 @@ class LAPS(Method):
     def end_survey(self, when: When) -> None:
         self._sample.gather(self.everyone)
         if when == "after":
-            if self.config.laps.drift:
+            if self.own.drift:
                 self.memory.drift(self._drift(self.everyone.sum(self._shift)))
             first = max(1, self.step.n_old)
             self.memory.learn(self._sample, range(first, self.step.classes), self._seed())
         elif self.step.number > 0:
             self.seen = self._sample.counts.sum().float()
             self._prepare()
-            if self.config.laps.init == "closed_form":
+            if self.own.init == "closed_form":
                 self._start_rows()
         del self._sample, self._shift
 
@@ -170,25 +202,25 @@ class LAPS(Method):
         for part in self.replays:
             part.represents /= self.seen.clamp_min(1)
         total: Tensor = sum((part.represents.sum() for part in self.replays), self.seen.new_zeros(()))
-        self.scale.copy_(1 + self.config.laps.replay * total)
+        self.scale.copy_(1 + self.own.replay * total)
 
     # --- terms ------------------------------------------------------------------------------------------------------
 
     def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
-        own, first = self.config.laps, max(1, self.step.n_old)
+        own, first = self.own, max(1, self.step.n_old)
         positive = own.positive if self.step.number > 0 else own.positive_base
         sums = one_vs_rest_sums(self._against_rest(z)[:, first:], batch.labels, first, positive)
         return {"ce": self.mean_of("ce", sums) / self.scale} | self._distillation(batch, z, self._corrected(batch, t))
 
     def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
         """The teacher's logits; old rows learn no where the label is a new class, if `laps.on_new` says so."""
-        if t is None or self.config.laps.on_new != "no":
+        if t is None or self.own.on_new != "no":
             return t
         return at_least_float32(t).masked_fill(self._labelled_new(batch)[:, None], CERTAIN_NO)
 
     def distilled(self, batch: Batch) -> Tensor:
         keep = super().distilled(batch)
-        return keep & ~self._labelled_new(batch) if self.config.laps.on_new == "skip" else keep
+        return keep & ~self._labelled_new(batch) if self.own.on_new == "skip" else keep
 
     def _labelled_new(self, batch: Batch) -> Tensor:
         return (batch.labels >= max(1, self.step.n_old)) & (batch.labels != VOID)
@@ -252,7 +284,7 @@ class LAPS(Method):
             own = sample.of(channel).double().cpu()
             if len(own) > 0:
                 direction = F.normalize(torch.linalg.solve(spread, own.mean(0) - mean), dim=0) * length
-                each = self.config.laps.positive * float(sample.counts[channel]) / len(own)
+                each = self.own.positive * float(sample.counts[channel]) / len(own)
                 bias = best_bias(own @ direction, x @ direction, each, weight)
                 kernel = rows.weight.shape[2] * rows.weight.shape[3]
                 rows.weight[channel] = (direction / kernel).to(rows.weight)[:, None, None]
@@ -309,7 +341,7 @@ class LAPSSoftmax(LAPS):
         keep = Method.distilled(
             self, batch
         )  # a softmax has no "no" for all old rows together: they learn nothing there
-        return keep if self.config.laps.on_new == "teacher" else keep & ~self._labelled_new(batch)
+        return keep if self.own.on_new == "teacher" else keep & ~self._labelled_new(batch)
 
     def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
         return t

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import sdrseg.data  # noqa: F401 - registers VOC, whose defaults are shown
 from sdrseg.config import load_config
 from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS, PRESETS, Method, find_method, method_layers, own_sections, resolve_method
@@ -40,7 +39,7 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     own_values = {
         s.key: {"value": s.value, "help": s.declared.metadata["help"]}
         for s in built.config.settings()
-        if s.key.split(".")[0] == method.name and method.settings
+        if s.key.split(".")[0] in method.own_sections()
     }
     if json:
         switches = {key: {"value": v.value, "source": v.source, "set_by": by} for by, key, v in values}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 from sdrseg.errors import UsageError, nearest
@@ -23,6 +24,8 @@ SOURCES: dict[str, type[DataSetClass]] = {}
 
 def find_source(name: str) -> type[DataSetClass]:
     """The class of a data set."""
+    if name not in SOURCES:
+        import_module("sdrseg.data")  # which registers the built-in ones
     if name not in SOURCES:
         raise UsageError(
             f"unknown data set {name!r}{nearest(name, list(SOURCES))} One of your own is named by its file: FILE.py in "
