@@ -451,7 +451,7 @@ def test_a_base_travels_in_shards_of_float16(finished, tmp_path):
     files = list((tmp_path / "travel").glob("*.safetensors"))
     assert len(files) > 2 and all(file.stat().st_size <= 200_000 for file in files)
     other = BaseStore(tmp_path / "store")
-    assert other.take_in(tmp_path / "travel") == key
+    assert other.import_from(tmp_path / "travel") == key
     again, remembered = other.load(key)
     assert again.keys() == model.keys()
     for name, tensor in model.items():

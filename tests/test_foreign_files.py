@@ -51,7 +51,7 @@ def test_a_base_is_imported_into_the_store_alone(tmp_path, key):
     write_base(foreign, {"key": key}, {"w": torch.ones(2)}, {"m": torch.zeros(1)})
     before = tree(tmp_path)
     with pytest.raises(SdrsegError, match=r"meta\.json: .* is not a name"):
-        BaseStore(tmp_path / "a/store").take_in(foreign)
+        BaseStore(tmp_path / "a/store").import_from(foreign)
     assert tree(tmp_path) == before
 
 
@@ -62,7 +62,7 @@ def test_the_files_of_a_base_lie_in_its_folder(tmp_path):
     meta["files"]["model"][0]["file"] = "../other/model-0.safetensors"
     (tmp_path / "foreign/meta.json").write_text(json.dumps(meta))
     with pytest.raises(SdrsegError, match="is not a name that sdrseg writes"):
-        BaseStore(tmp_path / "store").take_in(tmp_path / "foreign")
+        BaseStore(tmp_path / "store").import_from(tmp_path / "foreign")
     assert not (tmp_path / "store").exists()
 
 
@@ -70,7 +70,7 @@ def test_a_stored_base_is_not_replaced(tmp_path):
     store = BaseStore(tmp_path / "store")
     for value in (1.0, 2.0):
         write_base(tmp_path / str(value), {"key": "k"}, {"w": torch.tensor([value])}, {"m": torch.zeros(1)})
-        assert store.take_in(tmp_path / str(value)) == "k"
+        assert store.import_from(tmp_path / str(value)) == "k"
     assert store.load("k")[0]["w"].item() == 1.0
 
 

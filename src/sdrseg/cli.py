@@ -325,7 +325,7 @@ def import_base(
     """Add an exported base to the store, so that runs use it."""
     from sdrseg.engine.bases import BaseStore
 
-    print(f"imported base {BaseStore(bases).take_in(folder)}")
+    print(f"imported base {BaseStore(bases).import_from(folder)}")
 
 
 add_verbs(app)

@@ -87,7 +87,7 @@ class BaseStore:
     def save(self, key: str, model: Mapping[str, Tensor], memory: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         write_base(self.folder / key, {**facts, "key": key}, model, memory)
 
-    def take_in(self, folder: Path) -> str:
+    def import_from(self, folder: Path) -> str:
         """Copy a base that was written elsewhere into the store; returns its key. One that is there is left alone."""
         meta, parts = _read_base(folder, "Give a folder that `sdrseg base export` wrote, whole.")
         key = plain_name(meta.get("key"), folder / "meta.json")
