@@ -77,7 +77,7 @@ def worker(args: argparse.Namespace) -> None:
     for _ in range(args.repeat + 2):
         sent.clear()
         begin = time.perf_counter()
-        compute.forget_gradients()
+        compute.zero_gradients()
         compute(batch)
         optimiser.step()
         times.append(time.perf_counter() - begin)

@@ -109,7 +109,7 @@ class Step:
         self.compute = make_pass(fabric, method, wrapped, teacher, config, 0, print)
 
     def iterate(self, number: int) -> None:
-        self.compute.forget_gradients()
+        self.compute.zero_gradients()
         self.last = self.compute(self.inputs[number % 4])
         self.optimiser.step()
 

@@ -141,7 +141,7 @@ def test_stages_classifier_and_new_labels_in_a_compiled_pass(curious, monkeypatc
         fabric = make_fabric(config)
         compute = make_pass(fabric, method, fabric.setup(student.train()), teacher, config, 0, print)
         for _ in range(2):
-            compute.forget_gradients()
+            compute.zero_gradients()
             passed = compute(make_batch(1, "disjoint", 4))
         assert compute.how == {"plain": "plain", "compile": "compiled"}[speed]
         assert {"rows", "stages"} <= passed.terms.keys()

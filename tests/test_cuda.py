@@ -171,7 +171,7 @@ def trained(name: str, speed: str, protocol: str, step0: bool = False, *more: st
     assert isinstance(compute, GraphPass) == (speed == "graph")
     for _ in range(9):
         batch = random_batch(5 if step0 else 7, 0 if step0 else 5)
-        compute.forget_gradients()
+        compute.zero_gradients()
         passed = compute(batch)
         method.after_backward(student)
         optimiser.step()
@@ -234,7 +234,7 @@ def test_what_cannot_be_recorded_is_computed_plainly(monkeypatch, deterministic)
         plain = Pass(fabric, method, wrapped, None)
         compute = GraphPass(plain, said.append) if speed == "graph" else plain
         for _ in range(6):
-            compute.forget_gradients()
+            compute.zero_gradients()
             compute(random_batch(5, 0))
             optimiser.step()
         results.append({**student.state_dict(), **method.state_dict()})
@@ -266,7 +266,7 @@ def test_a_recording_does_not_mind_a_thread_that_pins_memory():
     thread.start()
     try:
         for _ in range(6):
-            compute.forget_gradients()
+            compute.zero_gradients()
             compute(random_batch(5, 0))
     finally:
         enough.set()
@@ -316,7 +316,7 @@ def test_a_compiled_pass_is_no_further_from_the_truth_than_the_plain_one(name, d
         compute = make_pass(fabric, method, wrapped, teacher if method.needs_teacher else None, config, 0, print)
         torch.manual_seed(1)
         for _ in range(6):
-            compute.forget_gradients()
+            compute.zero_gradients()
             compute(random_batch(7, 5))
         assert compute.how == ("plain" if speed == "plain" else "compiled, replayed as a CUDA graph")
         gradients[speed, precision] = torch.cat([p.grad.flatten() for p in student.parameters()])

@@ -49,7 +49,7 @@ def gradients(name: str, speed: str, *, fail: bool = False) -> tuple[str, torch.
 
         compute._finish = broken
     for images in (4, 4):
-        compute.forget_gradients()
+        compute.zero_gradients()
         passed = compute(make_batch(1, "disjoint", images))
     assert set(passed.terms) == {"ce", "kd", "pm", "attract", "repel", "sp"}
     memory = {**method.state_dict(), **{n: b for n, b in student.named_buffers() if "running" in n}}
@@ -136,7 +136,7 @@ def test_a_failure_on_the_way_back_leaves_no_gradients() -> None:
         compute = make_pass(fabric, method, fabric.setup(student.train()), None, config, 0, lambda text: None)
         if isinstance(compute, CompiledPass):
             compute._trunk = lambda network, images: tuple(Broken.apply(x) for x in Network.trunk(network, images))
-        compute.forget_gradients()
+        compute.zero_gradients()
         compute(make_batch(0, "disjoint", 4))
         assert compute.how == "plain"
         found.append([p.grad for p in student.parameters()])
@@ -171,7 +171,7 @@ class Recording:
     def replay(self):
         parameters = list(self.compute.student.parameters())
         shown = [p.grad for p in parameters]
-        self.compute.inner.forget_gradients()
+        self.compute.inner.zero_gradients()
         self.compute.inner(self.compute._batch)
         for parameter, recorded, before in zip(parameters, self.gradients, shown, strict=True):
             recorded.copy_(parameter.grad)
@@ -192,7 +192,7 @@ def test_gradients_that_a_method_replaces_are_back_before_a_replay(monkeypatch) 
         if graph:
             compute = recording.compute = GraphPass(compute, print)
         for images in (4, 4, 4, 4, 4, 4):
-            compute.forget_gradients()
+            compute.zero_gradients()
             compute(make_batch(0, "disjoint", images))
             with torch.no_grad():
                 for number, parameter in enumerate(student.parameters()):

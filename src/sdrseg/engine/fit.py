@@ -86,7 +86,7 @@ def fit(
             assert isinstance(compute, Pass)  # a graph takes batches whole (passes.why_plain)
             expected = compute.relabelled(whole, parts)
         method.expect(expected, len(parts))
-        compute.forget_gradients()
+        compute.zero_gradients()
         for number, part in enumerate(parts, 1):
             with fabric.no_backward_sync(student, enabled=number < len(parts)):
                 passed = compute(part)

@@ -45,7 +45,7 @@ class Pass:
         self.fabric, self.method, self.student, self.teacher = fabric, method, student, teacher
         self.weights = method.weights()
 
-    def forget_gradients(self) -> None:
+    def zero_gradients(self) -> None:
         """Called before the first pass of an iteration."""
         for parameter in self.student.parameters():
             parameter.grad = None
@@ -108,7 +108,7 @@ class CompiledPass(Pass):
         except Exception as error:  # no compiler for C or for the GPU, or a term that cannot be compiled
             self._say(f"not compiled ({first_line(error)})")
             self.how, self._finish = "plain", None
-            self.forget_gradients()  # backward may have reached some of them
+            self.zero_gradients()  # backward may have reached some of them
             restore()
             return super().__call__(batch)
 
@@ -168,9 +168,9 @@ class GraphPass:
     def how(self) -> str:
         return f"{self.inner.how}, replayed as a CUDA graph" if self._left >= 0 else self.inner.how
 
-    def forget_gradients(self) -> None:
+    def zero_gradients(self) -> None:
         if self._graph is None:
-            self.inner.forget_gradients()
+            self.inner.zero_gradients()
         for parameter, gradient in self._gradients:  # a replay overwrites them where they were, whoever replaced them
             parameter.grad = gradient
 
@@ -209,7 +209,7 @@ class GraphPass:
             self._say(f"no CUDA graph ({first_line(error)}): kernels are launched one by one")
             torch.cuda.synchronize()
             draws.graphsafe_set_state(drawn)
-            self.inner.forget_gradients()
+            self.inner.zero_gradients()
             restore()
             self._left = -1
 
