@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
-class Passed(NamedTuple):
+class PassResult(NamedTuple):
     """What a pass says. A replayed one overwrites it the next time."""
 
     terms: dict[str, Tensor]
@@ -50,11 +50,11 @@ class Pass:
         for parameter in self.student.parameters():
             parameter.grad = None
 
-    def __call__(self, batch: Batch) -> Passed:
+    def __call__(self, batch: Batch) -> PassResult:
         terms, features = self.forward(batch)
         loss: Tensor = sum(self.weights.get(name, 1.0) * term for name, term in terms.items())  # type: ignore[assignment]
         self.fabric.backward(loss)
-        return Passed({name: term.detach() for name, term in terms.items()}, loss.detach(), features.detach())
+        return PassResult({name: term.detach() for name, term in terms.items()}, loss.detach(), features.detach())
 
     def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """The terms, and the features."""
@@ -97,7 +97,7 @@ class CompiledPass(Pass):
         self._finish: Any = torch.compile(_copy(_finish), dynamic=False, backend=self.backend)
         self._tried = False
 
-    def __call__(self, batch: Batch) -> Passed:
+    def __call__(self, batch: Batch) -> PassResult:
         """The first call compiles. Where that fails, this and all that follow are plain."""
         if self._tried:
             return super().__call__(batch)
@@ -174,7 +174,7 @@ class GraphPass:
         for parameter, gradient in self._gradients:  # a replay overwrites them where they were, whoever replaced them
             parameter.grad = gradient
 
-    def __call__(self, batch: Batch) -> Passed:
+    def __call__(self, batch: Batch) -> PassResult:
         if self._graph is None and self._left == 0:
             self._record(batch)
         if self._graph is None:
