@@ -25,7 +25,7 @@ from sdrseg.engine.checkpoint import load_entry, save_tensors
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import cache_folder, plain_name, require_writable, write_json
 from sdrseg.methods import Method, find_method
-from sdrseg.methods.latent import learns_background
+from sdrseg.methods.latent import updates_background_prototype
 from sdrseg.methods.own import source_digest
 from sdrseg.scenario import Step
 
@@ -52,7 +52,9 @@ def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex
     """
     matters = [s for s in config.settings() if s.affects in ("base", "losses") and not s.is_default]
     values = {s.key: s.value for s in matters}
-    values["proto.background"] = learns_background(config, protocol, 0)  # of the protocol all that matters here
+    values["proto.background"] = updates_background_prototype(
+        config, protocol, 0
+    )  # of the protocol all that matters here
     if (file := Path(config.net.weights)).is_file():
         values["net.weights"] = hashlib.sha256(file.read_bytes()).hexdigest()
     row_of = {id: row for row, id in enumerate(train.ids)}

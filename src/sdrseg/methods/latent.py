@@ -73,7 +73,7 @@ def require_official(config: Config, processes: int) -> None:
                 )
 
 
-def learns_background(config: Config, protocol: str, step: int) -> bool:
+def updates_background_prototype(config: Config, protocol: str, step: int) -> bool:
     """Whether the background's prototype is updated in a step."""
     if config.proto.background != "by_protocol":
         return config.proto.background == "always"
@@ -102,7 +102,7 @@ class LatentSpace:
                 mean[: len(old.mean)], seen[: len(old.seen)] = old.mean, old.seen
             self.prototypes[average] = Prototypes(mean, seen)
         self._learned = torch.ones(step.classes, dtype=torch.bool, device=device)
-        self._learned[0] = learns_background(self.config, step.protocol, step.number)
+        self._learned[0] = updates_background_prototype(self.config, step.protocol, step.number)
         self._contrasted = torch.ones_like(self._learned)
         self._contrasted[0] = self.config.cl.background != "exclude"
         self._known_anyway = torch.zeros_like(self._learned)
