@@ -41,16 +41,16 @@ for kind in ("*bf16", "*fp32", "*fp16"):
     for large in {kind, "*fp32"}:
         compile(triton_upsampling.kernel, [kind, large, *sizes], triton_upsampling.WARPS, BLOCK=triton_upsampling.BLOCK)
         types = [large, kind, *sizes, "fp32", "fp32"]
-        compile(triton_upsampling.kernel_back, types, triton_upsampling.WARPS_BACK, **part)
+        compile(triton_upsampling.kernel_backward, types, triton_upsampling.WARPS_BACK, **part)
 types = ["*i32", "*i64", "*i32", "*i32", "*u8", "*u8", "*u8", *["i32"] * 5]
 compile(triton_views.views, types, VOID=255, BLOCK=triton_views.BLOCK)
 for kind in ("*bf16", "*fp32"):
     shares = {"ROWS": triton_rows.ROWS, "LANES": triton_rows.LANES}
     one, sizes = ["*fp32"], ["i32", "i32"]
     compile(triton_rows.rows, [kind, *one * 4, *sizes], triton_rows.WARPS, **shares)
-    compile(triton_rows.rows_back, [kind, *one * 4, kind, *sizes], triton_rows.WARPS, **shares)
+    compile(triton_rows.rows_backward, [kind, *one * 4, kind, *sizes], triton_rows.WARPS, **shares)
     compile(triton_rows.exponentials, [kind, *one * 3, *sizes], triton_rows.WARPS, **shares)
-    compile(triton_rows.exponentials_back, [kind, *one * 2, kind, *sizes], triton_rows.WARPS, **shares)
+    compile(triton_rows.exponentials_backward, [kind, *one * 2, kind, *sizes], triton_rows.WARPS, **shares)
 """
 
 

@@ -324,7 +324,7 @@ import test_kernels_losses as tests
 
 launched = tests.counted_launches()
 terms, gradient = tests.latent_terms("cpu", torch.float32)
-assert {"rows", "rows_back", "exponentials", "exponentials_back"} <= set(launched)
+assert {"rows", "rows_backward", "exponentials", "exponentials_backward"} <= set(launched)
 torch.save(({name: float(term.detach()) for name, term in terms.items()}, gradient), sys.argv[1])
 """
 

@@ -51,7 +51,7 @@ assert back.dtype == torch.float16
 assert abs(back.double().sum() / (8 * 8 * half[:, :, 0, 0].numel()) - 1) < 1e-3
 # What a compiler is told about the operation is true, and so is its gradient.
 torch.library.opcheck(upsampling.upsampled, (maps.detach().clone().requires_grad_(), 4, 6, False, torch.float32))
-torch.library.opcheck(upsampling.upsampled_back, (gradient[:, :, :2, :3], 2, 2, False, torch.float16))
+torch.library.opcheck(upsampling.upsampled_backward, (gradient[:, :, :2, :3], 2, 2, False, torch.float16))
 """
 
 

@@ -132,7 +132,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.dilation = inputs[2]
 
 
-def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     maps, weight = ctx.saved_tensors
     to_maps = to_weight = None
     if ctx.needs_input_grad[0]:
@@ -142,4 +142,4 @@ def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     return to_maps, to_weight, None
 
 
-depthwise.register_autograd(_back, setup_context=_remember)
+depthwise.register_autograd(_backward, setup_context=_remember)

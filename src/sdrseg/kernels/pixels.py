@@ -70,8 +70,8 @@ def _(logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep:
     return logits.new_empty(2)
 
 
-@torch.library.custom_op("sdrseg::pixel_losses_back", mutates_args=())
-def pixel_losses_back(
+@torch.library.custom_op("sdrseg::pixel_losses_backward", mutates_args=())
+def pixel_losses_backward(
     logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor, upstream: Tensor
 ) -> Tensor:
     """The gradient of the logits, from that of the two sums."""
@@ -80,7 +80,7 @@ def pixel_losses_back(
     return launch(logits, labels, hidden, teacher, keep, upstream.contiguous())
 
 
-@pixel_losses_back.register_fake
+@pixel_losses_backward.register_fake
 def _(logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor, upstream: Tensor) -> Tensor:
     return torch.empty_like(logits)
 
@@ -90,10 +90,10 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(logits, labels, teacher, keep)
 
 
-def _back(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     logits, labels, teacher, keep = ctx.saved_tensors
-    made = pixel_losses_back(logits, labels, ctx.hidden, teacher, keep, upstream)
+    made = pixel_losses_backward(logits, labels, ctx.hidden, teacher, keep, upstream)
     return cast(Tensor, made), None, None, None, None
 
 
-pixel_losses.register_autograd(_back, setup_context=_remember)
+pixel_losses.register_autograd(_backward, setup_context=_remember)

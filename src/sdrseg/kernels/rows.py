@@ -113,11 +113,11 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_top: Tensor, _: Tensor, of_total: Tensor, of_square: Tensor) -> Tensor:
-        from sdrseg.kernels.triton_rows import launch, rows_back
+        from sdrseg.kernels.triton_rows import launch, rows_backward
 
         features, top, ties = ctx.saved_tensors
         result = torch.empty_like(features)
-        launch(rows_back, features, top, of_top / ties, of_total.contiguous(), of_square.contiguous(), result)
+        launch(rows_backward, features, top, of_top / ties, of_total.contiguous(), of_square.contiguous(), result)
         return result
 
 
@@ -134,11 +134,11 @@ class _Exponentials(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_total: Tensor) -> tuple[Tensor, Tensor]:
-        from sdrseg.kernels.triton_rows import exponentials_back, launch
+        from sdrseg.kernels.triton_rows import exponentials_backward, launch
 
         features, factor, weighted = ctx.saved_tensors
         result = torch.empty_like(features)
-        launch(exponentials_back, features, factor, of_total.contiguous(), result)
+        launch(exponentials_backward, features, factor, of_total.contiguous(), result)
         return result, of_total * weighted
 
 

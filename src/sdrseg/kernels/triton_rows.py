@@ -42,7 +42,7 @@ def _rows(  # type: ignore[no-untyped-def]
     tl.store(square + position, tl.sum(squares, 1), mask=known)
 
 
-def _rows_back(  # type: ignore[no-untyped-def]
+def _rows_backward(  # type: ignore[no-untyped-def]
     features, top, of_top, of_total, of_square, result, positions, channels, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
     """The gradient from that of each largest channel, of Σ f and of Σ f²."""
@@ -77,7 +77,7 @@ def _exponentials(  # type: ignore[no-untyped-def]
     tl.store(weighted + position, tl.sum(products, 1), mask=known)
 
 
-def _exponentials_back(  # type: ignore[no-untyped-def]
+def _exponentials_backward(  # type: ignore[no-untyped-def]
     features, factor, of_total, result, positions, channels, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
     """The gradient of the features from that of Σ exp(r f)."""
@@ -93,9 +93,9 @@ def _exponentials_back(  # type: ignore[no-untyped-def]
 
 
 rows: Any = triton.jit(_rows)
-rows_back: Any = triton.jit(_rows_back)
+rows_backward: Any = triton.jit(_rows_backward)
 exponentials: Any = triton.jit(_exponentials)
-exponentials_back: Any = triton.jit(_exponentials_back)
+exponentials_backward: Any = triton.jit(_exponentials_backward)
 
 
 def launch(kernel: Any, features: Tensor, *others: Tensor) -> None:

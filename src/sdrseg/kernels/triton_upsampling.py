@@ -63,7 +63,7 @@ def _upsample(  # type: ignore[no-untyped-def]
     tl.store(result + place, value.to(result.dtype.element_ty), mask=known)
 
 
-def _upsample_back(  # type: ignore[no-untyped-def]
+def _upsample_backward(  # type: ignore[no-untyped-def]
     gradient,
     result,
     height,
@@ -108,7 +108,7 @@ SIZES = ["height", "width", "tall", "wide"]  # not a kernel for every size
 lies_at: Any = triton.jit(_lies_at)
 part: Any = triton.jit(_part)
 kernel: Any = triton.jit(_upsample, do_not_specialize=SIZES)
-kernel_back: Any = triton.jit(_upsample_back, do_not_specialize=SIZES)
+kernel_backward: Any = triton.jit(_upsample_backward, do_not_specialize=SIZES)
 
 BLOCK, WARPS = 1024, 2
 BLOCK_BACK, WARPS_BACK = 128, 1
@@ -142,7 +142,7 @@ def launch(given: Tensor, size: tuple[int, int], align_corners: bool, kind: torc
     with torch.cuda.device(given.get_device()):  # not always the current one
         if back:
             spans: Any = {"SPAN_Y": down.span, "SPAN_X": right.span, "BLOCK": BLOCK_BACK, "num_warps": WARPS_BACK}
-            kernel_back[programs](given, result, *places, down.times, right.times, **spans, enable_fp_fusion=True)
+            kernel_backward[programs](given, result, *places, down.times, right.times, **spans, enable_fp_fusion=True)
         else:
             kernel[programs](given, result, *places, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=True)
     return result

@@ -67,8 +67,8 @@ def upsampled(maps: Tensor, height: int, width: int, align_corners: bool, kind: 
     return _plain(maps, height, width, align_corners).to(kind).contiguous(memory_format=torch.channels_last)
 
 
-@torch.library.custom_op("sdrseg::upsample_back", mutates_args=())
-def upsampled_back(gradient: Tensor, height: int, width: int, align_corners: bool, kind: torch.dtype) -> Tensor:
+@torch.library.custom_op("sdrseg::upsample_backward", mutates_args=())
+def upsampled_backward(gradient: Tensor, height: int, width: int, align_corners: bool, kind: torch.dtype) -> Tensor:
     """The gradient of maps (B, C, height, width) of this kind, from that of the result."""
     gradient = gradient.contiguous(memory_format=torch.channels_last)
     if _fits(gradient, (height, width), gradient.shape[-2:]):
@@ -82,7 +82,7 @@ def upsampled_back(gradient: Tensor, height: int, width: int, align_corners: boo
 
 
 @upsampled.register_fake
-@upsampled_back.register_fake
+@upsampled_backward.register_fake
 def _(given: Tensor, height: int, width: int, align_corners: bool, kind: torch.dtype) -> Tensor:
     like = given.new_empty(*given.shape[:2], height, width, dtype=kind)
     return like.contiguous(memory_format=torch.channels_last)
@@ -93,16 +93,16 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.size, ctx.kind = given.shape[-2:], given.dtype
 
 
-def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    made = upsampled_back(gradient, *ctx.size, ctx.align_corners, ctx.kind)
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    made = upsampled_backward(gradient, *ctx.size, ctx.align_corners, ctx.kind)
     return cast(Tensor, made), None, None, None, None
 
 
-def _forth(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _double_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """Double backward."""
     made = upsampled(gradient, *ctx.size, ctx.align_corners, ctx.kind)
     return cast(Tensor, made), None, None, None, None
 
 
-upsampled.register_autograd(_back, setup_context=_remember)
-upsampled_back.register_autograd(_forth, setup_context=_remember)
+upsampled.register_autograd(_backward, setup_context=_remember)
+upsampled_backward.register_autograd(_double_backward, setup_context=_remember)
