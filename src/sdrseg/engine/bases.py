@@ -1,8 +1,8 @@
 """The store of bases: models of step 0, shared by all methods that start from plain training.
 
-A base is keyed by all that it depends on (masks and their labels, network, optimiser, augmentation, seed) and nothing
-else, so a comparison of methods trains it once; sequential and disjoint share one. It can be written in float16 shards
-for transport, and imported elsewhere.
+The key of a base covers everything it depends on (masks and their labels, network, optimiser, augmentation, seed) and
+nothing else, so a comparison of methods trains it once; sequential and disjoint share a base. A base can be exported in
+float16 shards and imported on another machine.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from sdrseg.scenario import Step
 PARTS = ("model", "memory")
 LARGEST_HALF = 65504.0
 RECIPE = 3
-"""Counts changes of how a base is trained that no setting tells, and of defaults: 2, labels are resized by pixel
-centres; 3, exactly as Pillow resizes them, and they lie on the cells of the padded feature grid."""
+"""Version of how a base is trained; changes that no setting records, or changed defaults, increment it: 2, labels are
+resized by pixel centres; 3, exactly as Pillow resizes them, and aligned with the cells of the padded feature grid."""
 KEY_VERSION = 2
-"""Counts changes of what a key is made of: 2, settings at their default stay out."""
+"""Version of the key's contents: 2, settings at their default are omitted."""
 
 
 def base_of(method: type[Method], config: Config) -> tuple[type[Method], Config]:
-    """The method and configuration that train step 0: its own where it needs one, else plain training."""
+    """The method and configuration that train step 0: the method's own if it needs one, else plain training."""
     if method.own_step0 or config.latent.step0:
         return method, config.without("later", "teacher")
     return find_method("ft"), replace(config.without("later", "losses", "teacher"), own={})
@@ -48,13 +48,12 @@ def base_of(method: type[Method], config: Config) -> tuple[type[Method], Config]
 def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex, protocol: str) -> str:
     """The key of the base that this method and configuration, found by `base_of`, train on the images of step 0.
 
-    Settings at their default are not part of it, so that a new setting leaves the keys of stored bases as they are.
+    Settings at their default are not part of it, so that a new setting does not change the keys of stored bases.
     """
     matters = [s for s in config.settings() if s.affects in ("base", "losses") and not s.is_default]
     values = {s.key: s.value for s in matters}
-    values["proto.background"] = updates_background_prototype(
-        config, protocol, 0
-    )  # of the protocol all that matters here
+    # of the protocol, only this matters for a base
+    values["proto.background"] = updates_background_prototype(config, protocol, 0)
     if (file := Path(config.net.weights)).is_file():
         values["net.weights"] = hashlib.sha256(file.read_bytes()).hexdigest()
     row_of = {id: row for row, id in enumerate(train.ids)}
@@ -76,12 +75,12 @@ class BaseStore:
         return os.access(self.folder / key / "meta.json", os.R_OK)
 
     def require_writable(self) -> None:
-        """Say before a base is trained that it could not be kept. A store that holds it need not be written."""
-        advice = "It is to keep the model of step 0: choose another folder with --bases."
+        """Raise before a base is trained that could not be saved. Not needed if the store contains the base."""
+        advice = "The model of step 0 is saved there: choose another folder with --bases."
         require_writable(self.folder, advice, folder=True)
 
     def load(self, key: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Model and memory of a base that is there."""
+        """Model and memory of a stored base."""
         folder = self.folder / key
         _, parts = _read_base(folder, f"Remove {folder}; the base is then trained again.")
         return parts["model"], parts["memory"]
@@ -90,8 +89,8 @@ class BaseStore:
         write_base(self.folder / key, {**facts, "key": key}, model, memory)
 
     def import_from(self, folder: Path) -> str:
-        """Copy a base that was written elsewhere into the store; returns its key. One that is there is left alone."""
-        meta, parts = _read_base(folder, "Give a folder that `sdrseg base export` wrote, whole.")
+        """Copy an exported base into the store, unless it is there already; returns its key."""
+        meta, parts = _read_base(folder, "Give a complete folder written by `sdrseg base export`.")
         key = plain_name(meta.get("key"), folder / "meta.json")
         if not self.has(key):
             facts = {name: value for name, value in meta.items() if name != "files"}
@@ -108,9 +107,9 @@ def write_base(
     half: bool = False,
     shard_bytes: int | None = None,
 ) -> None:
-    """Write a base, in one file a part or in shards; `half` stores convolution weights in float16.
+    """Write a base, in one file per part or in shards; `half` stores convolution weights in float16.
 
-    One-dimensional tensors stay float32 (a batch norm's variance may exceed float16), and so does what would overflow.
+    One-dimensional tensors (a batch norm's variance may exceed float16) and tensors that would overflow stay float32.
     """
     files = {}
     for part, tensors in (("model", model), ("memory", memory)):
@@ -123,7 +122,7 @@ def write_base(
 
 
 def export_base(run: Path, out: Path, shard_size: str | None) -> str:
-    """Write step 0 of a run into a new folder, in float16 and in shards; returns a sentence about it."""
+    """Write step 0 of a run into a new folder, in float16 and in shards; returns a summary as a sentence."""
     from sdrseg.engine.folder import RunFolder
 
     most = None if shard_size is None else parse_size(shard_size)
@@ -137,7 +136,7 @@ def export_base(run: Path, out: Path, shard_size: str | None) -> str:
 
 
 def parse_size(text: str) -> int:
-    """ "16MB", "15.5 MiB", "100000" in bytes."""
+    """Convert "16MB", "15.5 MiB" or "100000" to bytes."""
     match = re.fullmatch(r"\s*([\d.]+)\s*([kMG]i?)?B?\s*", text)
     units = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "ki": 2**10, "Mi": 2**20, "Gi": 2**30}
     try:
@@ -155,10 +154,10 @@ def _halved(tensor: Tensor) -> Tensor:
 
 
 def _shards(tensors: Mapping[str, Tensor], most: int | None) -> list[dict[str, Tensor]]:
-    """Tensors in as few shards as their order allows; one larger than a shard has a shard of its own, cut by rows."""
+    """Tensors in as few shards as their order allows; one larger than a shard is split by rows."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
-    room = None if most is None else most - 64 * 1024  # the names and shapes at the head of a file
+    room = None if most is None else most - 64 * 1024  # reserved for the header with names and shapes
     if room is not None and room < 64 * 1024:
         raise UsageError(f"--shard-size {most} is too small. Give at least 128kB.")
     for name, tensor in tensors.items():
@@ -177,18 +176,18 @@ def _shards(tensors: Mapping[str, Tensor], most: int | None) -> list[dict[str, T
 
 
 def _read_base(folder: Path, remedy: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """What meta.json says of a base, and the tensors of its parts."""
+    """The meta.json of a base, and the tensors of its parts."""
     origin = folder / "meta.json"
     try:
         meta = json.loads(origin.read_text())
         files = {part: list(meta["files"][part]) for part in PARTS}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SdrsegError(f"{folder}: no base here ({error}). {remedy}") from error
+        raise SdrsegError(f"{folder}: not a base ({error}). {remedy}") from error
     return meta, {part: _read_shards(origin, files[part], remedy) for part in PARTS}
 
 
 def _read_shards(origin: Path, entries: list[Any], remedy: str) -> dict[str, Tensor]:
-    """All tensors of some shards, float16 widened and cut ones put together."""
+    """All tensors of some shards, with float16 widened to float32 and split tensors joined."""
     loose: dict[str, Tensor] = {}
     for entry in entries:
         loose |= load_entry(origin, entry, remedy)

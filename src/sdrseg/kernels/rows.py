@@ -160,8 +160,8 @@ class _Totals(torch.autograd.Function):
         (member,) = ctx.saved_tensors
         kind, shape = ctx.like
         with torch.autocast(gradient.device.type, enabled=False):
-            back = member.to(kind).transpose(1, 2) @ gradient.to(kind)
-        return back.transpose(1, 2).unflatten(2, shape[2:]), None
+            result = member.to(kind).transpose(1, 2) @ gradient.to(kind)
+        return result.transpose(1, 2).unflatten(2, shape[2:]), None
 
 
 def _one_each(features: Tensor) -> Tensor:

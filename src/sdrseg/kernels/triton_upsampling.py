@@ -1,7 +1,7 @@
 """Bilinear upsampling of maps that are channels last, and its gradient.
 
 A program has some numbers of one row, channels and cells in the order in which they lie. Row y of the large map lies at
-(y + centre) · scale − centre of the small one, held within its borders; so does a column. On the way back every number
+(y + centre) · scale − centre of the small one, held within its borders; so does a column. In the backward pass every number
 of the small map collects what was taken from it, in a fixed order: nothing is added by several programs at once.
 
 Imported only where Triton is there.
@@ -128,19 +128,21 @@ def scale_of(small: int, large: int, align_corners: bool) -> Scale:
     return Scale(scale, 1 / scale, math.ceil(2 / scale) + 1)
 
 
-def launch(given: Tensor, size: tuple[int, int], align_corners: bool, kind: torch.dtype, back: bool = False) -> Tensor:
-    """Maps of this size and kind from smaller ones or, on the way back, the gradient of the smaller ones from that of
+def launch(
+    given: Tensor, size: tuple[int, int], align_corners: bool, kind: torch.dtype, backward: bool = False
+) -> Tensor:
+    """Maps of this size and kind from smaller ones or, in the backward pass, the gradient of the smaller ones from that of
     the larger. What is given is channels last, and so is the result."""
     images, channels = given.shape[:2]
     like: Any = {"dtype": kind, "device": given.device, "memory_format": torch.channels_last}
     result = torch.empty((images, channels, *size), **like)
     other = (given.shape[-2], given.shape[-1])
-    small, large = (size, other) if back else (other, size)
+    small, large = (size, other) if backward else (other, size)
     down, right = (scale_of(a, b, align_corners) for a, b in zip(small, large, strict=True))
     places = (*small, *large, channels, down.scale, right.scale, 0.0 if align_corners else 0.5)
-    programs = (images * size[0], triton.cdiv(size[1] * channels, BLOCK_BACK if back else BLOCK))
+    programs = (images * size[0], triton.cdiv(size[1] * channels, BLOCK_BACK if backward else BLOCK))
     with torch.cuda.device(given.get_device()):  # not always the current one
-        if back:
+        if backward:
             spans: Any = {"SPAN_Y": down.span, "SPAN_X": right.span, "BLOCK": BLOCK_BACK, "num_warps": WARPS_BACK}
             kernel_backward[programs](given, result, *places, down.times, right.times, **spans, enable_fp_fusion=True)
         else:

@@ -1,4 +1,4 @@
-"""Bilinear upsampling, in one kernel forward and one back.
+"""Bilinear upsampling, in one kernel forward and one backward.
 
 torch's takes ten times as long as writing its result does, wants float32 to keep its precision, so that what is bf16 is
 copied before and after, and its backward adds in an order that changes from run to run. Ours reads and writes what is
@@ -54,7 +54,7 @@ def _attempt(device: torch.device) -> None:
     for kind in KINDS:
         maps = torch.zeros(1, 3, 2, 2, device=device, dtype=kind)
         for to, align_corners in ((torch.float32, False), (kind, True)):
-            launch(launch(maps, (8, 8), align_corners, to), (2, 2), align_corners, kind, back=True)
+            launch(launch(maps, (8, 8), align_corners, to), (2, 2), align_corners, kind, backward=True)
 
 
 @torch.library.custom_op("sdrseg::upsample", mutates_args=())
@@ -74,7 +74,7 @@ def upsampled_backward(gradient: Tensor, height: int, width: int, align_corners:
     if _fits(gradient, (height, width), gradient.shape[-2:]):
         from sdrseg.kernels.triton_upsampling import launch
 
-        return launch(gradient, (height, width), align_corners, kind, back=True)
+        return launch(gradient, (height, width), align_corners, kind, backward=True)
     back = torch.ops.aten.upsample_bilinear2d_backward(
         at_least_float32(gradient), list(gradient.shape[-2:]), [*gradient.shape[:2], height, width], align_corners
     )
@@ -99,7 +99,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _double_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """Double backward."""
+    """The gradient of a gradient is an upsampling again."""
     made = upsampled(gradient, *ctx.size, ctx.align_corners, ctx.kind)
     return cast(Tensor, made), None, None, None, None
 
