@@ -1,8 +1,8 @@
 """Bilinear upsampling of maps that are channels last, and its gradient.
 
-A program has some numbers of one row, channels and cells in the order in which they lie. Row y of the large map lies at
-(y + centre) · scale − centre of the small one, held within its borders; so does a column. In the backward pass every number
-of the small map collects what was taken from it, in a fixed order: nothing is added by several programs at once.
+A program computes part of one row, channels and cells in memory order. Row y of the large map is at (y + centre) ·
+scale − centre of the small one, clamped to its borders; columns likewise. In the backward pass every element of the
+small map sums the gradients of the elements computed from it in a fixed order, without atomic additions.
 
 Imported only where Triton is there.
 """
@@ -131,8 +131,8 @@ def scale_of(small: int, large: int, align_corners: bool) -> Scale:
 def launch(
     given: Tensor, size: tuple[int, int], align_corners: bool, kind: torch.dtype, backward: bool = False
 ) -> Tensor:
-    """Maps of this size and kind from smaller ones or, in the backward pass, the gradient of the smaller ones from that of
-    the larger. What is given is channels last, and so is the result."""
+    """Upsample maps to this size and dtype or, in the backward pass, compute the gradient of the smaller maps from that
+    of the larger. Input and result are channels-last."""
     images, channels = given.shape[:2]
     like: Any = {"dtype": kind, "device": given.device, "memory_format": torch.channels_last}
     result = torch.empty((images, channels, *size), **like)
