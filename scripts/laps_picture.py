@@ -51,7 +51,7 @@ def main() -> None:
         axes.annotate(names[owner], at, ha="center", va="center", color=colour * 0.6)
     axes.autoscale_view()
     axes.set(xlabel="first direction", ylabel="second direction")
-    axes.legend(loc="upper right", frameon=False)
+    axes.legend(loc="lower left", frameon=False)
     numbers = sum(value.size for part in (classes, background) for value in part.values())
     axes.set_title(f"Remembered after step 0: {len(classes['owner'])} classes and background, {numbers:,} numbers")
     figure.savefig(given.out, metadata={"Date": None})

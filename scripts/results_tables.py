@@ -41,7 +41,7 @@ def quoted(method: str) -> Cell:
         for cell in read_results()
         if (spec_of(cell), cell["method"], cell["preset"]) == ("voc:15-1@disjoint", method, "default")
         and (cell["encoder"], cell["epochs"], cell["batch"], cell["seed"]) == ("resnet50", [8, 8], [16, 8], 0)
-        and not _tried(cell)
+        and (method == "laps" or not _tried(cell))
     )
     return one
 

@@ -160,7 +160,12 @@ def test_the_example_of_onnx(exported):
 
 @pytest.mark.parametrize(
     ("page", "script"),
-    [("results.md", "results_tables"), ("settings.md", "settings_tables"), ("performance.md", "speed_tables")],
+    [
+        ("results.md", "results_tables"),
+        ("settings.md", "settings_tables"),
+        ("performance.md", "speed_tables"),
+        ("laps.md", "laps_tables"),
+    ],
 )
 def test_the_tables_are_those_that_the_scripts_print(page, script, monkeypatch, capsys):
     """If this fails: python scripts/SCRIPT.py --write"""
@@ -176,7 +181,8 @@ def test_the_readme_quotes_the_files_of_results(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     quoted = importlib.import_module("results_tables").quoted
     readme = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
-    for name, method in (("fine-tuning", "ft"), ("MiB (λ = 100)", "mib"), ("SDR", "sdr")):
+    named = {"fine-tuning": "ft", "LwF": "lwf", "MiB (λ = 100)": "mib", "SDR + MiB's start": "sdr+mib", "SDR": "sdr"}
+    for name, method in {**named, "[LAPS](docs/laps.md), ours": "laps"}.items():
         score = quoted(method)
         assert f"| {name} | {' | '.join(f'{score[kind]:.1f}' for kind in ('old', 'new', 'all'))} |" in readme
     rows = json.loads((ROOT / "results/speed/step-resnet101-batch8.json").read_text())["rows"]

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from runs import run
+from sdrseg.config import load_config, saved_config
 from sdrseg.errors import SdrsegError
-from sdrseg.study.cell import KEYS, cell_of, read_cell, seconds_in, write_cell
+from sdrseg.methods import own_sections
+from sdrseg.study.cell import KEYS, cell_of, config_hash, read_cell, seconds_in, write_cell
 
 FEW = ("shapes.val=12",)
 
@@ -101,3 +103,15 @@ def test_a_run_that_is_not_finished_has_no_result(scored_twice, tmp_path, sdrseg
     (bare / "summary.json").unlink()
     code, _, err = sdrseg("result", bare)
     assert code == 1 and "not finished yet" in err
+
+
+def test_a_method_s_own_settings_are_part_of_the_hash():
+    """A run is read without its method: the defaults are unknown there, and must not hide a value."""
+    hashes = set()
+    for versus in (0.0, 1.0):
+        declared = load_config("shapes", None, {"laps.versus": versus}, own=own_sections("laps"))
+        saved = saved_config(declared.to_dict(), "config.json")
+        found = {config_hash("shapes:8-1@disjoint", "laps", "default", None, c) for c in (declared, saved)}
+        assert len(found) == 1
+        hashes |= found
+    assert len(hashes) == 2

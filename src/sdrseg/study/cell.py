@@ -236,8 +236,12 @@ def _settings(saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
 
 def config_hash(spec: str, method: str, preset: str, code: str | None, config: Config, seed: bool = True) -> str:
-    """Of all that a result depends on beside the data: the same for the same experiment on any machine."""
-    matters = [s for s in config.settings() if s.affects != "nothing" and not s.is_default]
+    """Of all that a result depends on beside the data: the same for the same experiment on any machine.
+
+    A method's own settings are always part of it, since a run is read without the method that declares their defaults.
+    """
+    own = {f"{name}.{key}" for name, section in config.own.items() for key in vars(section)}
+    matters = [s for s in config.settings() if s.affects != "nothing" and (s.key in own or not s.is_default)]
     values = {s.key: s.plain for s in matters if seed or s.key != "train.seed"}
     values["net.weights"] = Path(config.net.weights).name
     facts = [spec, method, preset, code or None, values]
