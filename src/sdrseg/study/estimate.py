@@ -22,8 +22,9 @@ from sdrseg.scenario.registry import find_source
 from sdrseg.study.cell import Cell
 from sdrseg.study.grid import Experiment
 
-REFERENCE = {"resnet50": 380.0, "resnet101": 290.0, "toy16": 400.0}
-"""Images trained a second with SDR, crops of 512 (toy16: 64) and batches of 8: ResNets on one H200, toy16 on a CPU."""
+REFERENCE = {"resnet50": 375.0, "resnet101": 300.0, "toy16": 100.0}
+"""Images trained a second with SDR, crops of 512 and batches of 8, on one H200 (results/speed); toy16: crops of 64, about,
+on two cores. Only until a study has results of its own."""
 SCORED = 400.0
 """Images scored a second on one H200."""
 
@@ -115,7 +116,9 @@ def seconds_of(experiment: Experiment, work: Work, finished: Sequence[Cell] = ()
         and cell["images_per_second"]
     ]
     side = 64 if net.encoder == "toy16" else 512
-    pace = statistics.median(alike) if alike else REFERENCE.get(net.encoder, 290.0) * (side / crop) ** 2
+    pace = (
+        statistics.median(alike) if alike else REFERENCE.get(net.encoder, REFERENCE["resnet101"]) * (side / crop) ** 2
+    )
     return sum(work.images) / pace + sum(work.scored) / SCORED
 
 
