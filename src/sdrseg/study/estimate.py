@@ -23,8 +23,8 @@ from sdrseg.study.cell import Cell
 from sdrseg.study.grid import Experiment
 
 REFERENCE = {"resnet50": 375.0, "resnet101": 300.0, "toy16": 100.0}
-"""Images trained a second with SDR, crops of 512 and batches of 8, on one H200 (results/speed); toy16: crops of 64, about,
-on two cores. Only until a study has results of its own."""
+"""Images trained a second with SDR, crops of 512 and batches of 8, on one H200 (results/speed); toy16: crops of 64,
+about, on two cores. Only until a study has results of its own."""
 SCORED = 400.0
 """Images scored a second on one H200."""
 
