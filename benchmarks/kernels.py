@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sdrseg import kernels
 from sdrseg.config import load_config
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.kernels.layers import use_fast_layers
 from sdrseg.kernels.upsampling import upsample
 from sdrseg.losses.cross_entropy import unbiased_cross_entropy_sums
@@ -93,7 +93,7 @@ def terms(images: int, size: int, old: int, new: int, device: torch.device) -> t
     features = logits(images, 2048, size // 16, device).relu().to(kind).requires_grad_()
     batch = random_batch(size, images, old, old + new, device)
     teacher = logits(images, old, size, device)
-    space = LatentSpace(load_config("voc", None, None, method_layers("sdr", "default", None)), Everyone(alone=True))
+    space = LatentSpace(load_config("voc", None, None, method_layers("sdr", "default", None)), Processes(alone=True))
     space.begin_step(StepInfo(1, old, new, "disjoint"), 2048, 16, device, nonnegative=True)
 
     weights = space.weights()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sdrseg.config import load_config
 from sdrseg.data.batches import Batch
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.losses.prototypes import Prototypes, pseudo_labels
 from sdrseg.methods import StepInfo, method_layers
 from sdrseg.methods.latent import LatentSpace
@@ -52,7 +52,7 @@ class Ours:
     def __init__(self, inputs: Inputs):
         self.inputs = inputs
         config = load_config("voc", None, None, method_layers("sdr", "default", None))
-        self.latent = LatentSpace(config, Everyone(alone=True))
+        self.latent = LatentSpace(config, Processes(alone=True))
         step = StepInfo(1, inputs.n_old, inputs.classes - inputs.n_old, "disjoint")
         self.latent.begin_step(step, inputs.features.shape[1], 1, torch.device("cpu"))
         self.weights = self.latent.weights()

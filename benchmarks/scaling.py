@@ -45,7 +45,7 @@ def gradient_bytes(network: torch.nn.Module) -> int:
 def worker(args: argparse.Namespace) -> None:
     """One process of a run: times iterations and counts what is exchanged."""
     from sdrseg.data.augment import normalise
-    from sdrseg.distributed import Everyone
+    from sdrseg.distributed import Processes
     from sdrseg.engine.launch import make_fabric
     from sdrseg.engine.optimiser import make_optimiser
     from sdrseg.engine.passes import make_pass
@@ -55,12 +55,12 @@ def worker(args: argparse.Namespace) -> None:
     old, new = SETTING["voc"]
     settings = [f"net.encoder={args.encoder}", "net.weights=none", "run.speed=plain", "optim.lr_later=1e-9"]
     config = load_config("voc", None, parse_settings(settings), method_layers("sdr", "default", None))
-    fabric, everyone = make_fabric(config), Everyone()
+    fabric, processes = make_fabric(config), Processes()
     torch.manual_seed(0)
     student, teacher = build_network(config.net, old), build_network(config.net, old).eval().requires_grad_(False)
-    method = METHODS["sdr"](config, everyone)
+    method = METHODS["sdr"](config, processes)
     method.begin_step(StepInfo(1, old, new, "disjoint"), student, teacher)
-    batch = random_batch(args.size, args.batch // everyone.world, old, old + new, "cpu")
+    batch = random_batch(args.size, args.batch // processes.world, old, old + new, "cpu")
     student.train()(normalise(batch.images))  # sensible statistics
     student.freeze_statistics()
     wrapped, optimiser = fabric.setup(student, make_optimiser(student, method, config.of_step(1)))
@@ -81,12 +81,12 @@ def worker(args: argparse.Namespace) -> None:
         compute(batch)
         optimiser.step()
         times.append(time.perf_counter() - begin)
-    expected = sums_bytes(old + new, student.feature_channels) if everyone.world > 1 else 0
+    expected = sums_bytes(old + new, student.feature_channels) if processes.world > 1 else 0
     assert sum(sent) == expected, f"{sum(sent)} bytes were exchanged, not {expected}"
-    if everyone.rank == 0:
+    if processes.rank == 0:
         seconds = statistics.median(times[2:])
-        figures = {"processes": everyone.world, "ms": 1000 * seconds, "images_per_second": args.batch / seconds}
-        figures |= {"gradient_bytes": gradient_bytes(student) if everyone.world > 1 else 0, "sums_bytes": sum(sent)}
+        figures = {"processes": processes.world, "ms": 1000 * seconds, "images_per_second": args.batch / seconds}
+        figures |= {"gradient_bytes": gradient_bytes(student) if processes.world > 1 else 0, "sums_bytes": sum(sent)}
         Path(args.worker).write_text(json.dumps(figures))
 
 

@@ -13,7 +13,7 @@ from sdrseg.config import Config, load_config, parse_settings
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batch, relabel
 from sdrseg.data.shapes import Shapes
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.engine.bases import base_of
 from sdrseg.engine.fit import update
 from sdrseg.methods import METHODS, Method, StepInfo, method_layers, own_sections
@@ -89,7 +89,7 @@ def begin(
     base_iterations: int = 6,
     base_lr: float | None = None,
     dtype: torch.dtype = torch.float32,
-    everyone: Everyone | None = None,
+    processes: Processes | None = None,
     lr: float = 0.01,
 ) -> Stage:
     """Train step 0 a little and stand at the beginning of step 1, batch norm frozen."""
@@ -102,7 +102,7 @@ def begin(
     torch.manual_seed(4)
     student = build_network(config.net, N_OLD).to(dtype)
     student.load_state_dict(weights)
-    method = METHODS[name](config, everyone or Everyone(alone=True))
+    method = METHODS[name](config, processes or Processes(alone=True))
     method.load_state_dict(copy.deepcopy(memory))
     teacher = None
     if method.needs_teacher:
@@ -123,7 +123,7 @@ def _train_base(
     """Weights, memory and losses of a little step 0."""
     torch.manual_seed(3)
     student = build_network(config.net, N_OLD).to(dtype)
-    base = method_type(config, Everyone(alone=True))
+    base = method_type(config, Processes(alone=True))
     base.begin_step(StepInfo(0, 0, N_OLD, protocol), student, None)
     optimiser = torch.optim.SGD(student.parameters(), lr=lr, momentum=0.9)
     stage = Stage(base, student, None, make_batch(0, protocol), optimiser)

@@ -128,7 +128,7 @@ def test_predicting_leaves_gradients_alone_and_images_too(trained):
             r"names own, but nothing computes that.*more_terms",
         ),
         ("def begin_step(self, step, student, teacher):\n        pass", r"begin_step has to call super\(\).begin_step"),
-        ("def __init__(self, config, everyone):\n        self.config = config", r"__init__ has to call super\(\)"),
+        ("def __init__(self, config, processes):\n        self.config = config", r"__init__ has to call super\(\)"),
     ],
 )
 def test_a_forgotten_super_or_a_misspelt_hook_is_named(tmp_path, hook, message):

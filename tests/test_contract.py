@@ -39,8 +39,8 @@ class Curious(Method):
     decision = "sigmoid"
     row_rates = (0.0, 3.0)
 
-    def __init__(self, config, everyone=None):
-        super().__init__(config, everyone)
+    def __init__(self, config, processes=None):
+        super().__init__(config, processes)
         self.mean = torch.zeros(64)
         self.surveys: list[tuple[str, list[str]]] = []
 
@@ -56,7 +56,7 @@ class Curious(Method):
         self.count += student.embedding[:, 0].numel()
 
     def end_survey(self, when):
-        self.mean = self.everyone.sum(self.total) / self.everyone.sum(self.count)
+        self.mean = self.processes.sum(self.total) / self.processes.sum(self.count)
         if when == "before" and self.step.number > 0:
             with torch.no_grad():
                 self.student.classifier.weight[self.step.n_old :, :, 0, 0] = 0.01 * self.mean

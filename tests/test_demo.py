@@ -65,7 +65,7 @@ def test_the_demo_trains_compares_and_writes_a_report(tmp_path, monkeypatch, cap
     demo.run_demo(tmp_path, json=False)  # nothing is trained again, and the report is replaced
     assert told["verdict"] in capsys.readouterr().out.replace("\n", "")
     (tmp_path / "report.html").unlink()
-    monkeypatch.setattr(demo, "Everyone", lambda: SimpleNamespace(rank=1))
+    monkeypatch.setattr(demo, "Processes", lambda: SimpleNamespace(rank=1))
     demo.run_demo(tmp_path, json=True)  # the second of several processes leaves it to the first
     assert capsys.readouterr().out == "" and not (tmp_path / "report.html").exists()
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 
 from methods_bench import Stage, begin
 
@@ -38,7 +38,7 @@ def half(stage: Stage, rank: int) -> Stage:
     """The same stage in one of two processes: its half of the batch, and sums over both."""
     mine = copy.deepcopy(stage)
     mine.batch = mine.batch.split(2)[rank]
-    mine.method.everyone = mine.method.latent.everyone = Everyone()
+    mine.method.processes = mine.method.latent.processes = Processes()
     return mine
 
 
@@ -48,7 +48,7 @@ def averaged_gradients(stage: Stage) -> dict[str, torch.Tensor]:
     terms = stage.forward()
     weights = stage.method.weights()
     sum(weights.get(n, 1.0) * t for n, t in terms.items()).backward()
-    if stage.method.everyone.world > 1:
+    if stage.method.processes.world > 1:
         parameters = list(stage.student.parameters())
         flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
         dist.all_reduce(flat)
@@ -92,7 +92,7 @@ def check(rank: int, name: str, protocol: str, settings: tuple[str, ...]) -> Non
 
 
 def check_counts(rank: int) -> None:
-    found = Everyone().counted(Counter({"both": 1, str(rank): 2}))
+    found = Processes().counted(Counter({"both": 1, str(rank): 2}))
     assert found == {"both": 2, "0": 2, "1": 2}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.losses import importance as ours
 from sdrseg.methods import METHODS, StepInfo
 from sdrseg.network import build_network
@@ -128,7 +128,7 @@ def test_three_steps_of_importances(name):
     draw = np.random.default_rng(3)
     config = make_config(name, "default", "importance.weight=0")
     student = build_network(config.net, STEPS[0]).double()
-    method = METHODS[name](config, Everyone(alone=True))
+    method = METHODS[name](config, Processes(alone=True))
     way, gradients, held = [], [], []
     for step, rows in enumerate(STEPS):
         old = sum(STEPS[:step])
@@ -147,7 +147,7 @@ def test_three_steps_of_importances(name):
                 bias.copy_(tensor(moved[iteration + 1]))
             if step == 1 and iteration == 12:  # stopped and resumed
                 state = method.state_dict()
-                method = METHODS[name](config, Everyone(alone=True))
+                method = METHODS[name](config, Processes(alone=True))
                 method.begin_step(StepInfo(0, 0, 1, "disjoint"), student, None)
                 method.load_state_dict(state)
         method.end_step(student)

@@ -13,7 +13,7 @@ from interpreted import GPU, NEEDS_TRITON, close, interpret
 from sdrseg import kernels
 from sdrseg.config import load_config
 from sdrseg.data.batches import Batch
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.kernels import pixels
 from sdrseg.losses import unbiased
 from sdrseg.losses.cross_entropy import cross_entropy_sums, unbiased_cross_entropy_sums
@@ -290,7 +290,7 @@ def latent_terms(device: str, kind: torch.dtype) -> tuple[dict[str, torch.Tensor
     labels[0, :2] = 255
     teacher, images = torch.randn(3, 3, 8, 8), torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
     batch = Batch(images, labels, torch.zeros(3, 8, 8, dtype=torch.bool), ()).to(torch.device(device))
-    latent = LatentSpace(load_config("voc", None, None, method_layers("sdr", "default", None)), Everyone(alone=True))
+    latent = LatentSpace(load_config("voc", None, None, method_layers("sdr", "default", None)), Processes(alone=True))
     latent.begin_step(StepInfo(1, 3, 1, "disjoint"), 40, 1, torch.device(device), nonnegative=True)
     for average, (mean, seen) in latent.prototypes.items():
         latent.prototypes[average] = Prototypes(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.losses.one_vs_rest import against_old_rows, one_vs_rest_sums, rejection
 from sdrseg.methods import memory as m
 
@@ -64,7 +64,7 @@ def test_a_full_sample_is_uniform(monkeypatch):
     assert drawn.min() > 20 and drawn.max() < 90  # 50 each on average
 
 
-class TwoProcesses(Everyone):
+class TwoProcesses(Processes):
     """Both halves of what two processes would exchange, one after the other."""
 
     def __init__(self, other: m.Sample):

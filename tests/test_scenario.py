@@ -172,8 +172,8 @@ ADE_IDS = tuple(f"ADE_train_{i + 1:08d}" for i in range(20210))
 def test_published_ade_lists(task):
     steps = selection.published("ade20k", task, ADE_IDS)
     assert [len(step) for step in steps] == ADE_SIZES[task]
-    everyone = np.sort(np.concatenate(steps))
-    assert np.array_equal(everyone, np.setdiff1d(np.arange(20210), UNLABELLED))
+    processes = np.sort(np.concatenate(steps))
+    assert np.array_equal(processes, np.setdiff1d(np.arange(20210), UNLABELLED))
     assert all(np.array_equal(step, np.sort(step)) for step in steps)
 
 

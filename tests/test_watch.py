@@ -14,7 +14,7 @@ import sdrseg.terminal as terminal
 from runs import TINY, Quiet
 from sdrseg.config import parse_settings
 from sdrseg.data.batches import Batch
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.engine.launch import InterruptedRunError, Interruption, cpu_warning
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import Log, NoLog, NotFiniteError, Watch
@@ -143,7 +143,7 @@ def test_large_encoders_are_slow_on_a_cpu():
 )
 def test_only_a_second_ctrl_c_stops_without_saving(signals, code):
     saved = []
-    with Interruption(Everyone(alone=True)) as interruption:
+    with Interruption(Processes(alone=True)) as interruption:
         interruption.save = lambda: saved.append(True)
 
         def all_of_them():

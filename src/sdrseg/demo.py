@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sdrseg.config import load_config
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.run import train
 from sdrseg.errors import UsageError
@@ -36,7 +36,7 @@ def run_demo(out: Path, json: bool) -> None:
     require_free(out)
     make_fabric(load_config("shapes"))  # sets up the processes, so that each knows its rank
     screen = console(stderr=True)
-    screen.quiet = Everyone().rank > 0
+    screen.quiet = Processes().rank > 0
     screen.print(f"{SPEC}: a network learns 8 classes of generated shapes, then 2 more without labels for the first 8.")
     outcomes = {}
     for method, name in METHODS.items():

@@ -1,8 +1,8 @@
 """Communication between the processes of one training. In a single process nothing is exchanged.
 
-Gradients are averaged over processes in the end (as DistributedDataParallel does). A loss that every process computes
-from the sums of all of them therefore has to send N times its gradient back through each process's own part; that is
-what the sums here do, and then N processes with B/N images each train exactly like one with B images.
+DistributedDataParallel averages gradients over processes. A loss that every process computes from the sums of all of
+them therefore needs N times its gradient in each process's own part. The sums here provide that, so N processes with
+B/N images each train exactly like one with B images.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 Sums = TypeVar("Sums", bound="tuple[Tensor, ...]")
 
 
-class Everyone:
-    """All processes, or this one alone."""
+class Processes:
+    """All processes of a training, or only this one."""
 
     def __init__(self, alone: bool = False) -> None:
         active = not alone and dist.is_available() and dist.is_initialized()
@@ -38,18 +38,18 @@ class Everyone:
         return type(sums)(*(part.view_as(tensor) for part, tensor in zip(parts, sums, strict=True)))
 
     def max(self, x: Tensor) -> Tensor:
-        """The maximum over processes, with gradient to those that hold it."""
+        """The maximum over processes, with gradient to those that have it."""
         return x if self.world == 1 else _apply(_Max, x)
 
     def any(self, here: bool) -> bool:
-        """Whether it is so in any process."""
+        """Whether `here` is true in any process."""
         if self.world == 1:
             return here
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         return bool(self.max(torch.tensor(float(here), device=device)) > 0)
 
     def counted(self, here: Counter[str]) -> Counter[str]:
-        """Σ over processes of what each has counted."""
+        """Σ over processes of their counters."""
         if self.world == 1:
             return here
         all_of_them: list[Counter[str]] = [Counter()] * self.world
@@ -58,7 +58,7 @@ class Everyone:
 
 
 def _apply(function: Any, *given: Any) -> Tensor:
-    """Its `apply`, which not every version of torch declares with types."""
+    """Call `function.apply`, which is untyped in some versions of torch."""
     result: Tensor = function.apply(*given)
     return result
 
@@ -73,7 +73,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        # Every process has the same gradient here, so their sum is N times it: nothing has to be sent.
+        # Every process has the same gradient here, so their sum is N times it; no communication is needed.
         return gradient * ctx.world, None
 
 

@@ -92,7 +92,7 @@ def _quotas(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/
 
 
 def _busy_seconds() -> float:
-    """CPU time that everyone has used on the cores that this process may run on."""
+    """CPU time that all programs have used on the cores that this process may run on."""
     names = {f"cpu{number}" for number in _allowed()}
     ticks = 0
     for line in _read(Path("/proc/stat")).splitlines():

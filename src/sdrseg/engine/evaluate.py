@@ -19,7 +19,7 @@ from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batch, Batches, eval_batches
 from sdrseg.data.index import map_with_threads
 from sdrseg.decision import Decision, decide
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.engine.glimpse import PICTURES, predicted_pictures
 from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job
@@ -59,7 +59,7 @@ def confusion(
                 decided, labels.long(), classes, ignore_index=VOID, validate_args=False
             )
     network.train(was_training)
-    result: NDArray[np.int64] = Everyone().sum(total).cpu().numpy()
+    result: NDArray[np.int64] = Processes().sum(total).cpu().numpy()
     return result
 
 
@@ -130,7 +130,7 @@ def score_saved(job: Job, step: Step, transform: str | None = None, pictures: in
     """The scores of a step's saved model; `pictures`: of so many images what it predicts goes to the trackers."""
     network, decision = open_step(job.folder, step.number, job.config.net)
     network.place_on(job.fabric.device)
-    if pictures and job.everyone.rank == 0 and job.log.trackers is not None:
+    if pictures and job.processes.rank == 0 and job.log.trackers is not None:
         shown = predicted_pictures(job, step, network, decision, pictures)
         job.log.trackers.pictures("image, truth, prediction", shown, step.number)
     return score(job, step, network, decision, transform)
@@ -139,7 +139,7 @@ def score_saved(job: Job, step: Step, transform: str | None = None, pictures: in
 def score_step(job: Job, step: Step) -> None:
     """Evaluate the saved model of a step and write metrics.json."""
     result = score_saved(job, step, pictures=PICTURES)
-    if job.everyone.rank == 0:
+    if job.processes.rank == 0:
         found = result.to_dict()
         write_json(job.folder.step(step.number) / "metrics.json", {**found, "scored_on": job.scored_on})
         classes = {one["name"]: one["iou"] for one in found["classes"]}
@@ -154,7 +154,7 @@ def score_also(job: Job) -> None:
     if transform in ("none", job.config.eval.transform) or file.exists():
         return
     result = score_saved(job, step, transform)
-    if job.everyone.rank == 0:
+    if job.processes.rank == 0:
         write_json(file, {**result.to_dict(), "scored_on": job.scored_on})
         job.log.write("score_also", step=step.number, transform=transform, miou=result.miou())
         job.display.say(f"step {step.number}: mIoU with {transform}: {100 * (result.miou()['all'] or 0):.1f}")
@@ -165,7 +165,7 @@ def summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]
     numbers = range(len(job.scenario))
     scores = [StepScore.from_dict(job.folder.read_json(f"steps/{k}/metrics.json")) for k in numbers]
     result = {**summary(scores, bound), "scored_on": job.scored_on}
-    if job.everyone.rank == 0:
+    if job.processes.rank == 0:
         write_json(job.folder.path / "summary.json", result)
     return result
 

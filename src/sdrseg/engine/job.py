@@ -20,7 +20,7 @@ from sdrseg.data.order import Share
 from sdrseg.data.pool import ImagePool, Purpose
 from sdrseg.data.sealed import Sealed
 from sdrseg.data.source import Source, Split
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.engine.bases import BaseStore, base_key, base_of
 from sdrseg.engine.folder import RunFolder, source_commit
 from sdrseg.engine.launch import Interruption, make_fabric
@@ -45,7 +45,7 @@ class Job:
     scenario: Scenario
     folder: RunFolder
     fabric: Any
-    everyone: Everyone
+    processes: Processes
     bases: BaseStore
     display: Any
     interruption: Interruption
@@ -55,11 +55,11 @@ class Job:
     @property
     def synchronised(self) -> bool:
         """Whether batch norm sees the images of all processes."""
-        return self.everyone.world > 1 and self.fabric.device.type == "cuda"
+        return self.processes.world > 1 and self.fabric.device.type == "cuda"
 
     @property
     def share(self) -> Share:
-        return Share(self.everyone.rank, self.everyone.world)
+        return Share(self.processes.rank, self.processes.world)
 
     @cached_property
     def base(self) -> tuple[type[Method], Config, str]:
@@ -69,7 +69,7 @@ class Job:
 
     def base_is_stored(self) -> bool:
         """Whether step 0 need not be trained: the first process looks, and all do as it says."""
-        return self.everyone.any(self.everyone.rank == 0 and self.bases.has(self.base[2]))
+        return self.processes.any(self.processes.rank == 0 and self.bases.has(self.base[2]))
 
     @property
     def protocol(self) -> str:
@@ -120,7 +120,7 @@ def prepare_job(
         index.require_sound(source)
     scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **config.scenario_policy())
     fabric = make_fabric(config)
-    everyone = Everyone()
+    processes = Processes()
     return Job(
         spec=str(spec),
         method=method,
@@ -130,10 +130,10 @@ def prepare_job(
         scenario=scenario,
         folder=RunFolder(out),
         fabric=fabric,
-        everyone=everyone,
+        processes=processes,
         bases=BaseStore(bases),
-        display=display or TrainingDisplay(len(scenario), everyone.rank == 0),
-        interruption=Interruption(everyone),
+        display=display or TrainingDisplay(len(scenario), processes.rank == 0),
+        interruption=Interruption(processes),
     )
 
 
@@ -142,11 +142,11 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
     if job.folder.open(identity, job.config) and (job.folder.path / "scenario.json").exists():
         _require_same_data(job, job.folder.read_json("scenario.json"))
     device = _device_name(job.fabric.device)
-    job.folder.note_environment(device, job.everyone.world)
+    job.folder.note_environment(device, job.processes.world)
     write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": _digests(job)})
     trackers = Trackers(job.config.run.loggers, job.folder.path, identity, job.config.to_dict())
     job.log = Log(job.folder.path, trackers)
-    here = {"sdrseg": __version__, "processes": job.everyone.world, "device": device, "commit": source_commit()}
+    here = {"sdrseg": __version__, "processes": job.processes.world, "device": device, "commit": source_commit()}
     job.log.write("start", **identity, **here)
     for note in job.source.notes:
         job.display.say(note)

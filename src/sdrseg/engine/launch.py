@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sdrseg.config import Config
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.errors import SdrsegError
 from sdrseg.threads import adapt
 
@@ -108,10 +108,10 @@ class Interruption:
     `stop_at`: the limit, by `time.monotonic()`.
     """
 
-    def __init__(self, everyone: Everyone) -> None:
+    def __init__(self, processes: Processes) -> None:
         self.save: Callable[[], None] | None = None
         self.stop_at: float | None = None
-        self._everyone = everyone
+        self._processes = processes
         self._asked: set[int] = set()  # the numbers of the signals
         self._before: dict[int, Any] = {}
 
@@ -136,8 +136,8 @@ class Interruption:
         """Called after every iteration; stop here if anyone was asked to. Several processes have to stop at the same
         iteration, so they ask each other, at those that are logged (`together`)."""
         asked = bool(self._asked) or (self.stop_at is not None and time.monotonic() > self.stop_at)
-        if self._everyone.world > 1:
-            asked = together and self._everyone.any(asked)
+        if self._processes.world > 1:
+            asked = together and self._processes.any(asked)
         if asked:
             if self.save is not None:
                 self.save()

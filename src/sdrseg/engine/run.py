@@ -60,21 +60,21 @@ def train(
     job = prepare_job(spec, method_name, config, data, out, bases, display)
     job.images = images or job.images
     job.interruption.stop_at = stop_at
-    require_official(config, job.everyone.world)
+    require_official(config, job.processes.world)
     require_class_weights(config, job.scenario.classes)
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
-    if job.everyone.rank == 0:
+    if job.processes.rank == 0:
         require_held_out(job)
     ready = None
     if not job.folder.has_model(0) and not job.base_is_stored():
-        if job.everyone.rank == 0:
+        if job.processes.rank == 0:
             job.bases.require_writable()
         ready = assemble(job, job.scenario[0], *job.base[:2])  # what is wrong is said before the folder is made
     identity = {"spec": str(spec), "method": method_name, "preset": preset, "recipe": RECIPE}
     if code := file_digest(job.method):
         identity["method_code"] = code
     try:
-        if job.everyone.rank == 0:
+        if job.processes.rank == 0:
             open_run_folder(job, identity)
             keep_source(job.method, job.folder.path)
         rates = [learning_rates(config.of_step(number)) for number in range(min(2, len(job.scenario)))]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.terminal import console, print_json, print_table
 
 
 def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
     """The means after each step, and where everything is; of several processes the first says it."""
-    if Everyone().rank > 0:
+    if Processes().rank > 0:
         return
     if json:
         print_json({"run": str(folder), **summary})
@@ -35,9 +35,9 @@ def evaluate_run(folder: Path, data: Path | None, json: bool, transform: str | N
     from sdrseg.engine.evaluate import score_again
 
     results = score_again(folder, data, transform=transform)
-    if json and Everyone().rank == 0:
+    if json and Processes().rank == 0:
         print_json(results)
-    elif Everyone().rank == 0:
+    elif Processes().rank == 0:
         rows = [[r["step"], *(_percent(r["miou"][n]) for n in ("old", "new", "all")), _same(r)] for r in results]
         how = f" with {transform}" if transform else ""
         print_table(f"mIoU, scored again{how}, in per cent", ["step", "old", "new", "all", "as at training time"], rows)

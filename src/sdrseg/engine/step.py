@@ -51,7 +51,7 @@ def train_step(job: Job, step: Step, ready: Assembled | None) -> None:
             if job.config.run.on_divergence == "stop" or times == TIMES:
                 raise
             job.interruption.save = None
-            if times > 0 and job.everyone.rank == 0:
+            if times > 0 and job.processes.rank == 0:
                 job.folder.drop_state()  # the state itself may be on the way to infinity
             job.fabric.barrier()
             job.display.say(
@@ -69,14 +69,14 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
     config = config.changed({"optim.lr": config.optim.lr * rate})
     if key is not None and ready is None:
         job.display.say(f"step 0: taken from the store of bases ({key})")
-        if job.everyone.rank == 0:
+        if job.processes.rank == 0:
             decision = method_type(config).decision
             job.folder.save_step(0, *job.bases.load(key), _meta(job, step, config, decision, {"base": key}))
         return
     assembled = method, student, _ = ready or assemble(job, step, method_type, config)
     bad = _fit(job, step, config, assembled)
     method.end_step(student)
-    if job.everyone.rank == 0:
+    if job.processes.rank == 0:
         model, memory = student.state_dict(), method.state_dict()
         more = ({"base": key} if key else {}) | ({"lowered_rate": rate} if rate < 1 else {})
         meta = _meta(job, step, config, method.decision, more)
@@ -120,11 +120,11 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
     log_every, save_seconds, epochs = config.run.log_every, 60 * config.run.save_minutes, config.train.epochs
     done = facts["iteration"]
     watch = Watch(step.number, iterations, job.log, job.display.update, log_every, save_seconds, done, epochs)
-    if job.everyone.rank == 0:
+    if job.processes.rank == 0:
         watch.bad.update(facts["bad_images"])
 
     def save() -> None:
-        if job.everyone.rank == 0:
+        if job.processes.rank == 0:
             now = {"step": step.number, "iteration": watch.iteration, "order": order.state_dict()}
             now |= {"bad_images": watch.bad, "log_bytes": job.log.size, "best": best.facts()}
             tensors = training_tensors(student, optimiser, method) | with_prefix("best", best.tensors)
@@ -157,7 +157,7 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
         job.log.write("best", step=step.number, **best.facts())
         job.display.say(f"step {step.number}: the best model is that of epoch {best.epoch}")
     job.log.write("passes", step=step.number, how=compute.how)
-    bad = job.everyone.counted(watch.bad)
+    bad = job.processes.counted(watch.bad)
     if bad:
         skipped = ", ".join(f"{id} ({quantity(count, 'time')})" for id, count in sorted(bad.items()))
         job.display.say(f"step {step.number}: skipped {quantity(len(bad), 'image')} that cannot be read: {skipped}")
@@ -182,9 +182,9 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     teacher = None
     for held in [config, job.config.of_step(1)] if step.number == 0 < len(job.scenario) - 1 else [config]:
         if held.net.bn == "train" and not job.synchronised:
-            least = max(1, held.train.batch_size // (job.everyone.world * held.run.accumulate))
+            least = max(1, held.train.batch_size // (job.processes.world * held.run.accumulate))
             require_variance(student, least, held.data.crop)
-    method = method_type(config, job.everyone)
+    method = method_type(config, job.processes)
     require_super(method, "__init__", "latent")
     require_weights(method)
     if step.number == 0:
@@ -209,7 +209,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
         student.freeze_statistics()
     elif job.synchronised:
         timm.layers.convert_sync_batchnorm(student)  # type: ignore[attr-defined, no-untyped-call]
-    elif job.everyone.world > 1:
+    elif job.processes.world > 1:
         job.display.say("batch norm: there is no synchronised one on this device; each process uses its own images")
     return method, student, teacher
 

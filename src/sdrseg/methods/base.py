@@ -15,7 +15,7 @@ from torch import Tensor
 from sdrseg.config import Config
 from sdrseg.config.setting import section
 from sdrseg.decision import Decision
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.errors import UsageError
 from sdrseg.methods.latent import LatentSpace
 from sdrseg.methods.pixels import PixelTerms
@@ -76,9 +76,9 @@ class Method(PixelTerms):
     needs_stages: ClassVar[bool] = False
     """Whether `Output.stages` holds every stage of the encoder, of student and teacher; else the last alone."""
 
-    def __init__(self, config: Config, everyone: Everyone | None = None):
-        super().__init__(config, everyone or Everyone())
-        self.latent = LatentSpace(config, self.everyone)
+    def __init__(self, config: Config, processes: Processes | None = None):
+        super().__init__(config, processes or Processes())
+        self.latent = LatentSpace(config, self.processes)
 
     @classmethod
     def values(cls, preset: str = "default", task: str | None = None) -> dict[str, From]:
@@ -151,7 +151,7 @@ class Method(PixelTerms):
         """
 
     def end_survey(self, when: When) -> None:
-        """All images were seen; `self.everyone.sum` adds up what the processes saw."""
+        """All images were seen; `self.processes.sum` adds up what the processes saw."""
 
     def parameter_groups(self, network: Network, encoder: float, decoder: float) -> list[dict[str, Any]]:
         """The optimiser's groups, each with its learning rate at the beginning. What is in no group stays as it is."""

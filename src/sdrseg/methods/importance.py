@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sdrseg.config import Config
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.losses.importance import (
     Named,
     fisher_update,
@@ -52,8 +52,8 @@ class ImportanceMethod(Method):
 
     own_step0 = True  # there is nothing to hold back without statistics of step 0
 
-    def __init__(self, config: Config, everyone: Everyone | None = None):
-        super().__init__(config, everyone)
+    def __init__(self, config: Config, processes: Processes | None = None):
+        super().__init__(config, processes)
         self.anchors: Named = {}  # θ_old; empty in step 0
         self.held: Named = {}  # Ĩ of the anchors, 0..1
         self.memory: dict[str, Named] = {}  # statistics by name, then by parameter

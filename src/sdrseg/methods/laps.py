@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from sdrseg.config import Config
 from sdrseg.config.switches import later, switch
 from sdrseg.decision import Decision, decide
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.kernels.plain import at_least_float32
 from sdrseg.labels import VOID
 from sdrseg.losses.one_vs_rest import against_old_rows, one_vs_rest_sums, rejection
@@ -121,8 +121,8 @@ class LAPS(Method):
         "kd.weight": From(5.0, "DKD and STAR; " + MEASURED),
     }
 
-    def __init__(self, config: Config, everyone: Everyone | None = None):
-        super().__init__(config, everyone)
+    def __init__(self, config: Config, processes: Processes | None = None):
+        super().__init__(config, processes)
         own = self.own
         self.memory = LatentMemory(own.memory, own.rank, own.clusters)
         self.replays: list[Replay] = []
@@ -172,10 +172,10 @@ class LAPS(Method):
         self._sample.add(x, labels, batch.ids)
 
     def end_survey(self, when: When) -> None:
-        self._sample.gather(self.everyone)
+        self._sample.gather(self.processes)
         if when == "after":
             if self.own.drift:
-                self.memory.drift(self._drift(self.everyone.sum(self._shift)))
+                self.memory.drift(self._drift(self.processes.sum(self._shift)))
             first = max(1, self.step.n_old)
             self.memory.learn(self._sample, range(first, self.step.classes), self._seed())
         elif self.step.number > 0:

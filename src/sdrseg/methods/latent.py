@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sdrseg.config import Config
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.errors import UsageError
 from sdrseg.kernels.plain import at_least_float32
 from sdrseg.kernels.rows import readable
@@ -83,8 +83,8 @@ def updates_background_prototype(config: Config, protocol: str, step: int) -> bo
 class LatentSpace:
     """Running prototypes, and the terms on the features that the configuration switches on."""
 
-    def __init__(self, config: Config, everyone: Everyone):
-        self.config, self.everyone = config, everyone
+    def __init__(self, config: Config, processes: Processes):
+        self.config, self.processes = config, processes
         self.prototypes: dict[Average, Prototypes] = {}
 
     def begin_step(
@@ -123,7 +123,7 @@ class LatentSpace:
             return self._official(at_least_float32(features), labels, teacher_logits, weight)
         features = readable(features)
         used = features if weight.keys() - {"sp"} else features.detach()
-        sums = self.everyone.sum_all(class_sums(used, labels, self.step.classes))
+        sums = self.processes.sum_all(class_sums(used, labels, self.step.classes))
         self._accumulate(sums)
         terms = {}
         pseudo = self._pseudo(labels, teacher_logits)
@@ -157,7 +157,7 @@ class LatentSpace:
 
     def _matching(self, features: Tensor, pseudo: Tensor) -> Tensor:
         config = self.config
-        sums = self.everyone.sum_all(class_sums(features, pseudo, self.step.classes))
+        sums = self.processes.sum_all(class_sums(features, pseudo, self.step.classes))
         current, present = in_batch(sums, config.proto.average)
         return matching(
             self.prototypes[config.proto.average],
@@ -175,15 +175,17 @@ class LatentSpace:
         prototypes = Prototypes(mean_of, seen + self._known_anyway)
         if cl.labels == "pseudo":
             labels = pseudo
-            sums = self.everyone.sum_all(class_sums(features, pseudo, self.step.classes))
+            sums = self.processes.sum_all(class_sums(features, pseudo, self.step.classes))
         take = self._contrasted & prototypes.known
         over: Literal["sum", "mean"] = "sum" if cl.form == "norm_sum" else "mean"
         if cl.form != "mse" and cl.scope == "image":
-            attract = mean(self.everyone.sum(attraction_norm_image_sums(features, labels, prototypes, take, over)))
+            attract = mean(self.processes.sum(attraction_norm_image_sums(features, labels, prototypes, take, over)))
         elif cl.form != "mse":
-            attract = attraction_norm(self.everyone.sum(attraction_norm_sums(features, labels, prototypes, take)), over)
+            attract = attraction_norm(
+                self.processes.sum(attraction_norm_sums(features, labels, prototypes, take)), over
+            )
         elif cl.scope == "image":
-            attract = mean(self.everyone.sum(attraction_image_sums(features, labels, prototypes, take)))
+            attract = mean(self.processes.sum(attraction_image_sums(features, labels, prototypes, take)))
         else:
             attract = attraction(sums, prototypes, take)
         return {"attract": attract, "repel": repulsion(*in_batch(sums, average), take, cl.normaliser)}
@@ -196,11 +198,11 @@ class LatentSpace:
         if sp.variant in BY_CLASS or sp.variant == "norm_max_overall":
             maxima = class_maxima(features, labels, self.step.classes)
             if sp.variant == "norm_max_overall":
-                maxima = self.everyone.max(maxima.amax().reshape(1, 1))
+                maxima = self.processes.max(maxima.amax().reshape(1, 1))
             elif sp.scope == "batch":
-                maxima = self.everyone.max(maxima.amax(0, keepdim=True))
+                maxima = self.processes.max(maxima.amax(0, keepdim=True))
             maxima = maxima.detach() if sp.detach_max else maxima
-        return mean(self.everyone.sum(sparsity_sums(features, labels, sp.variant, maxima)))
+        return mean(self.processes.sum(sparsity_sums(features, labels, sp.variant, maxima)))
 
     def _official(
         self, features: Tensor, labels: Tensor, teacher_logits: Tensor | None, weight: Mapping[str, float]
@@ -232,9 +234,9 @@ class LatentSpace:
         prototypes = self.prototypes[self.config.proto.average]
         apart = attraction_norm_sums(features, labels, prototypes, torch.ones_like(self._learned))
         return {
-            "hoyer": mean(self.everyone.sum(hoyer_sums(features, labels))),
-            "active_channels": mean(self.everyone.sum(active_sums(features, labels))),
-            "to_prototype": attraction_norm(self.everyone.sum(apart), "mean"),
+            "hoyer": mean(self.processes.sum(hoyer_sums(features, labels))),
+            "active_channels": mean(self.processes.sum(active_sums(features, labels))),
+            "to_prototype": attraction_norm(self.processes.sum(apart), "mean"),
             "prototype_gap": smallest_gap(prototypes),
         }
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 
 BACKGROUND, CLASS = 8192, 2048  # feature vectors that are sampled of background, and of any other class
 KEPT = 512  # of these, how many of a class are remembered as they are
@@ -47,13 +47,13 @@ class Sample:
         self.vectors[slot[won]] = x[won]
         self.counts += torch.bincount(y, minlength=len(self.counts))
 
-    def gather(self, everyone: Everyone) -> None:
+    def gather(self, processes: Processes) -> None:
         """Put together what all processes have drawn."""
-        if everyone.world > 1:
-            smallest = -everyone.max(-self.keys)
+        if processes.world > 1:
+            smallest = -processes.max(-self.keys)
             mine = (self.keys == smallest) & (smallest < FAR)
-            self.vectors = everyone.sum(torch.where(mine[:, None], self.vectors, 0))
-            self.keys, self.counts = smallest, everyone.sum(self.counts)
+            self.vectors = processes.sum(torch.where(mine[:, None], self.vectors, 0))
+            self.keys, self.counts = smallest, processes.sum(self.counts)
 
     def of(self, channel: int) -> Tensor:
         """The vectors of a class, (M, D)."""

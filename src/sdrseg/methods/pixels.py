@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sdrseg.config import Config
 from sdrseg.decision import probabilities
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.labels import VOID
 from sdrseg.losses import official
 from sdrseg.losses.cross_entropy import (
@@ -43,8 +43,8 @@ class PixelTerms:
 
     step: StepInfo
 
-    def __init__(self, config: Config, everyone: Everyone):
-        self.config, self.everyone = config, everyone
+    def __init__(self, config: Config, processes: Processes):
+        self.config, self.processes = config, processes
         self._class_weights: Tensor | None = None
         self.expect(None, 1)
 
@@ -86,7 +86,7 @@ class PixelTerms:
                 chosen["ce"] = chosen["ce"] + pixel_weights(certain, 1, self._class_weights)
         if self.config.kd.kind == "cil_official":  # a mean over its own pixels
             del chosen["kd"]
-        return {name: self.everyone.sum(pixels.sum().float()) for name, pixels in chosen.items()}
+        return {name: self.processes.sum(pixels.sum().float()) for name, pixels in chosen.items()}
 
     def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
         """Cross-entropy and, where there is a teacher and it has a weight, distillation."""
@@ -153,5 +153,5 @@ class PixelTerms:
 
     def mean_of(self, name: str, sums: Tensor) -> Tensor:
         """The mean over all processes and, where the batch comes in parts, this part's share of the whole mean."""
-        sums = self.everyone.sum(sums)
+        sums = self.processes.sum(sums)
         return sums[0] / self._counts[name].clamp_min(1) if name in self._counts else mean(sums)

@@ -111,7 +111,7 @@ def project(before: int, after: int, first: tuple[Tensor, Tensor], second: tuple
     centre = both.mean(0)
     _, sizes, axes = torch.linalg.svd(both - centre, full_matrices=False)
     axes = axes[:2]
-    axes = axes * torch.where(axes.gather(1, axes.abs().argmax(1, keepdim=True)) < 0, -1, 1)  # one sign for everyone
+    axes = axes * torch.where(axes.gather(1, axes.abs().argmax(1, keepdim=True)) < 0, -1, 1)  # a fixed sign
     points = [((v - centre) @ axes.T).numpy() for v in vectors]
     explained = float(sizes[:2].square().sum() / sizes.square().sum().clamp_min(1e-30))
     return Projection(before, after, (points[0], points[1]), first[1][chosen].numpy(), explained)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.errors import UsageError, nearest
 from sdrseg.files import atomic_writer
 from sdrseg.study.cell import read_cells
@@ -57,7 +57,7 @@ def run_study(study: Study, given: Given, read: Callable[..., Study], arguments:
         what = {"read": read, "arguments": arguments, "out": out, "chosen": folders, "options": options}
         return start_workers(given.machines, out, what, given.json)
     outcome = run_queue(chosen, out, **options)
-    if Everyone().rank == 0:
+    if Processes().rank == 0:
         if given.json:
             print_json({"out": str(out), **vars(outcome)})
         else:
@@ -159,7 +159,7 @@ def paper_results(
     well = True
     if run or given.dry_run:
         well = run_study(read_table(**arguments), given, read_table, arguments)
-    if not given.dry_run and Everyone().rank == 0:
+    if not given.dry_run and Processes().rank == 0:
         table = paper_table(name)
         cells = finished_cells(given.out or Path(name), given.results)
         grid = experiments_of(table, seeds, preset, settings)

@@ -14,7 +14,7 @@ import torch
 from rich.text import Text
 
 from sdrseg.data.pool import ImagePool
-from sdrseg.distributed import Everyone
+from sdrseg.distributed import Processes
 from sdrseg.engine.folder import RunInUseError
 from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.run import train
@@ -93,7 +93,7 @@ def run_queue(
     rows = {row["name"]: row for row in plan(experiments, data, cells)}
     expected = {name: row["seconds"] or 0.0 for name, row in rows.items()}
     spent = foreseen = 0.0  # of what was run until now: how wrong the estimates are here
-    display = display or QueueDisplay(len(queue), Everyone().rank == 0)
+    display = display or QueueDisplay(len(queue), Processes().rank == 0)
     images = ImagePool(whole=True)
     stop_at = None if minutes is None else time.monotonic() + 60 * minutes
     for number, experiment in enumerate(queue):
@@ -153,7 +153,7 @@ def _run(
         images=images,
         stop_at=stop_at,
     )
-    if Everyone().rank == 0:
+    if Processes().rank == 0:
         write_cell(folder, out / "results")
         _drop_models(folder, keep)
 
