@@ -21,7 +21,8 @@ MAY_CHANGE = {
     "run.speed", "run.save_minutes", "run.log_every", "run.loggers", "run.on_bad_image", "run.on_divergence",
 }  # fmt: skip
 LATER = {
-    "train.batch_size_later", "train.epochs_later", "net.bn_later", "optim.lr_later", "optim.decoder_lr_factor_later",
+    "train.batch_size_later", "train.epochs_later", "net.bn_later",
+    "optim.clip_later", "optim.lr_later", "optim.decoder_lr_factor_later",
 }  # fmt: skip
 
 
@@ -197,7 +198,7 @@ def test_a_wrong_declaration_is_named(wrong):
 def test_what_a_saved_run_holds_is_checked():
     with pytest.raises(UsageError, match=r"pod\.weight"):
         saved_config({"pod": {"weight": [[]]}}, "config.json")
-    with pytest.raises(UsageError, match="no configuration"):
+    with pytest.raises(UsageError, match="not the configuration"):
         saved_config([], "config.json")
 
 

@@ -31,6 +31,7 @@ class Optim:
     )
     reference_batch: int = setting(8, "batch size for which the learning rates are given, for lr_rule = linear", 1)
     clip: float = setting(0.0, "maximum norm of the gradient; 0: no clipping", 0)
+    clip_later: float = setting(-1.0, "the same in later steps; -1: as optim.clip", -1, affects="later", same=-1.0)
 
 
 @dataclass(frozen=True)
