@@ -90,7 +90,7 @@ def test_a_foreign_16_bit_value_is_named(tmp_path: Path) -> None:
     folder = one_mask(tmp_path, CLASSES, [[0, 258, 258, 255]], np.uint16)  # 258 would be 2 in eight bits
     with fails(tmp_path / "masks/a.png", "value 258 (2 pixels)", "0..2", "255", tmp_path / "dataset.toml"):
         folder.mask("a")
-    with fails(tmp_path / "masks/a.png", "value 3 (1 pixels)"):
+    with fails(tmp_path / "masks/a.png", "value 3 (1 pixel)"):
         one_mask(tmp_path, CLASSES, [[0, 1, 2, 3]], np.uint16).mask("a")
 
 

@@ -87,6 +87,14 @@ def test_a_batch_norm_of_one_value_is_refused_before_the_folder_is_made(tmp_path
     assert not (tmp_path / "run").exists()
 
 
+def test_the_batch_norm_of_later_steps_is_refused_too_where_step_0_is_stored(tmp_path):
+    frozen = ("run.accumulate=4", "net.bn=freeze_stats")
+    run(tmp_path / "first", "ft", *frozen)
+    with pytest.raises(UsageError, match="One image at a time is too few"):
+        run(tmp_path / "second", "mib", *frozen, "net.bn_later=train")
+    assert not (tmp_path / "second").exists()
+
+
 @pytest.mark.parametrize("other", ["net.bn=freeze_stats", "net.decoder=unet"])
 def test_one_image_at_a_time_is_enough_where_there_is_no_such_batch_norm(tmp_path, other):
     few = ("shapes.train=40", "shapes.size=64", "data.crop=64", "net.output_stride=32") if "unet" in other else ()

@@ -135,7 +135,7 @@ def test_processes_share_the_batches_of_one(images, each, world, seed):
 def test_what_cannot_be_shared_or_filled_is_named():
     with pytest.raises(SdrsegError, match=r"train\.batch_size = 6 cannot be shared by 4 processes"):
         order(batch_size=6, share=Share(0, 4))
-    with pytest.raises(SdrsegError, match=r"11 images do not fill one batch of train\.batch_size = 12"):
+    with pytest.raises(SdrsegError, match=r"train\.batch_size = 12 is more than there is: 11 images\."):
         order(batch_size=12)
     assert len(list(order(batch_size=11))) == 3
 

@@ -175,17 +175,21 @@ def test_what_is_scored_is_never_skipped(finished, tmp_path, broken):
         run(tmp_path / "other", "mib", tune[1])
 
 
-@pytest.mark.parametrize("method", ["pi", "rw"])
-def test_importances_survive_a_kill_too(tmp_path, method):
-    run(tmp_path / "whole", method, bases=tmp_path / "b1")
-    child = in_child(lambda: run(tmp_path / "killed", method, bases=tmp_path / "b2"))
+ADAMW = ("optim.optimiser=adamw", "optim.schedule=cosine", "optim.warmup=3", "optim.lr=1e-3")
+
+
+@pytest.mark.parametrize(("method", "settings"), [("pi", ()), ("rw", ()), ("ft", ADAMW)])
+def test_importances_and_the_state_of_adamw_survive_a_kill_too(tmp_path, method, settings):
+    run(tmp_path / "whole", method, *settings, bases=tmp_path / "b1")
+    child = in_child(lambda: run(tmp_path / "killed", method, *settings, bases=tmp_path / "b2"))
     for _ in range(200):
         time.sleep(0.02)
         if (tmp_path / "killed/state/current.json").exists():
             break
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    run(tmp_path / "killed", method, bases=tmp_path / "b2")
+    run(tmp_path / "killed", method, *settings, bases=tmp_path / "b2")
+    assert '"resume"' in (tmp_path / "killed/log.jsonl").read_text()
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sdrseg.data.shapes import Shapes
 from sdrseg.data.voc import CLASSES
-from sdrseg.errors import DataError, SdrsegError
+from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.scenario import Scenario, build_scenario, parse_spec, selection
 
 from conftest import Presence
@@ -71,6 +72,20 @@ def test_a_scenario_is_a_sequence_of_steps(voc):
     scenario = voc("15-1@disjoint")
     assert list(scenario) == list(scenario.steps) and len(scenario) == 6
     assert scenario[0] is scenario.steps[0] and scenario[-1].number == 5
+
+
+def test_a_scenario_from_its_specification():
+    small = {"shapes.train": 40, "shapes.val": 10}
+    scenario = Scenario.from_spec("shapes:8-1@overlapped", settings=small)
+    assert [len(step.new) for step in scenario] == [9, 1, 1]  # with background
+    source = Shapes(train=40, val=10)
+    for step in scenario:
+        held = {id for id in source.ids("train") if ({*step.new} - {0}) & {*source.mask(id).ravel().tolist()}}
+        assert set(step.train_ids) == held
+    part = Scenario.from_spec("shapes:8-1@overlapped", settings={**small, "train.holdout": 0.4})
+    assert set(part[0].train_ids) < set(scenario[0].train_ids)
+    with pytest.raises(UsageError, match="voc needs --data PATH"):
+        Scenario.from_spec("voc:15-1@disjoint")
 
 
 @pytest.mark.parametrize("task", DISJOINT)

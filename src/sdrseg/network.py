@@ -190,12 +190,9 @@ def statistics_warning(net: Net, iterations: int) -> str | None:
     return None
 
 
-def require_variance(network: Network, images: int, crop: int) -> None:
-    """Stop where a batch norm in training would see one value a channel, which has no variance.
-
-    `images`: in the smallest part of a batch that is computed at once.
-    """
-    if images == 1 and (network.pools or crop <= network.stride):
+def require_variance(network: Network, crop: int) -> None:
+    """Stop where a batch norm in training would see one value a channel of an image, which has no variance."""
+    if network.pools or crop <= network.stride:
         raise UsageError(
             "One image at a time is too few: this network trains a batch norm that gets one value per image. "
             "Use a larger train.batch_size or a smaller run.accumulate (at least 2 images at a time in each process), "

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sdrseg.errors import SdrsegError
+from sdrseg.errors import SdrsegError, quantity
 
 Key = tuple[int, int]
 
@@ -39,7 +39,8 @@ class TrainOrder:
                 f"train.batch_size = {batch_size} cannot be shared by {share.world} processes. Use a multiple of it."
             )
         if len(ids) < batch_size:
-            raise SdrsegError(f"{len(ids)} images do not fill one batch of train.batch_size = {batch_size}.")
+            few = quantity(len(ids), "image")
+            raise SdrsegError(f"train.batch_size = {batch_size} is more than there is: {few}. Use a smaller one.")
         self.images, self.batch_size, self.epochs, self.seed, self.share = len(ids), batch_size, epochs, seed, share
         self.batches_per_epoch = len(ids) // batch_size
         self.epoch = 0

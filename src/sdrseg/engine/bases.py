@@ -22,7 +22,7 @@ from torch import Tensor
 from sdrseg.config import Config
 from sdrseg.data.index import ClassIndex
 from sdrseg.engine.checkpoint import load_entry, save_tensors
-from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.errors import SdrsegError, UsageError, quantity
 from sdrseg.files import cache_folder, plain_name, require_writable, write_json
 from sdrseg.methods import Method, find_method
 from sdrseg.methods.latent import updates_background_prototype
@@ -132,7 +132,9 @@ def export_base(run: Path, out: Path, shard_size: str | None) -> str:
     facts = {"spec": meta["spec"], "classes": len(meta["classes"]), "key": meta["base"]}
     write_base(out, facts, model, memory, half=True, shard_bytes=most)
     size = sum(file.stat().st_size for file in out.iterdir())
-    return f"base {meta['base']}: {len(list(out.glob('*.safetensors')))} files, {size / 1e6:.1f} MB in {out}"
+    return (
+        f"base {meta['base']}: {quantity(len(list(out.glob('*.safetensors'))), 'file')}, {size / 1e6:.1f} MB in {out}"
+    )
 
 
 def parse_size(text: str) -> int:

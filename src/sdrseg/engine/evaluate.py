@@ -128,7 +128,7 @@ def require_held_out(job: Job) -> None:
 
 def score_saved(job: Job, step: Step, transform: str | None = None, pictures: int = 0) -> StepScore:
     """The scores of a step's saved model; `pictures`: of so many images what it predicts goes to the trackers."""
-    network, decision = open_step(job.folder, step.number, job.config.net)
+    network, decision = open_step(job.folder.step(step.number), job.config.net)
     network.place_on(job.fabric.device)
     if pictures and job.processes.rank == 0 and job.log.trackers is not None:
         shown = predicted_pictures(job, step, network, decision, pictures)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from torch import Tensor
 
@@ -204,11 +204,12 @@ class RunFolder:
 
     def load_step(self, number: int) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
         """(meta, model, memory) of a step, checked by hash."""
-        meta = self.read_json(f"steps/{number}/meta.json")
-        remedy = f"Restore it from a copy, or remove {self.step(number)} and all later steps to train them again."
-        origin = self.step(number) / "meta.json"
-        model, memory = (load_entry(origin, meta["files"][part], remedy) for part in ("model", "memory"))
-        return meta, model, memory
+        meta = read_meta(self.step(number))
+        return meta, load_part(self.step(number), meta, "model"), self.load_memory(number)
+
+    def load_memory(self, number: int) -> dict[str, Tensor]:
+        """What the method remembered after a step."""
+        return load_part(self.step(number), read_meta(self.step(number)), "memory")
 
     # --- the state within a step ------------------------------------------------------------------------------------
 
@@ -250,3 +251,18 @@ class RunFolder:
             (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # not there, or holds what is not ours
             folder.rmdir()
+
+
+def read_meta(step: Path) -> dict[str, Any]:
+    """What the folder of a step says that it holds."""
+    meta = RunFolder(step).read_json("meta.json")
+    wanted = {"classes": list, "files": dict, "net": dict}
+    if not (isinstance(meta, dict) and all(isinstance(meta.get(key), kind) for key, kind in wanted.items())):
+        raise SdrsegError(f"{step / 'meta.json'}: does not describe a step of a run. Give RUN or RUN/steps/NUMBER.")
+    return meta
+
+
+def load_part(step: Path, meta: dict[str, Any], part: Literal["model", "memory"]) -> dict[str, Tensor]:
+    """The tensors of a step, checked by hash."""
+    remedy = f"Restore it from a copy, or remove {step} and all later steps to train them again."
+    return load_entry(step / "meta.json", meta["files"].get(part), remedy)

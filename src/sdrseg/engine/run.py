@@ -15,7 +15,7 @@ from sdrseg.engine.class_weights import require_class_weights
 from sdrseg.engine.evaluate import offline_iou, require_held_out, score_also, score_step, summarise
 from sdrseg.engine.job import open_run_folder, prepare_job, scored_on
 from sdrseg.engine.optimiser import learning_rates
-from sdrseg.engine.step import assemble, train_step
+from sdrseg.engine.step import assemble, require_variances, train_step
 from sdrseg.engine.trackers import require_trackers
 from sdrseg.methods import limits_in, method_layers, own_sections, resolve_method
 from sdrseg.methods.finetune import Offline
@@ -65,6 +65,7 @@ def train(
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
     if job.processes.rank == 0:
         require_held_out(job)
+    require_variances(job)
     ready = None
     if not job.folder.has_model(0) and not job.base_is_stored():
         if job.processes.rank == 0:

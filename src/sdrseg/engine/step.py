@@ -11,7 +11,7 @@ import torch
 from sdrseg.config import Config
 from sdrseg.data.batches import survey_batches, train_batches
 from sdrseg.data.order import TrainOrder
-from sdrseg.decision import Decision, read_decision
+from sdrseg.decision import Decision
 from sdrseg.engine.best import Best
 from sdrseg.engine.checkpoint import load_training, training_tensors, with_prefix
 from sdrseg.engine.class_weights import class_weights
@@ -21,6 +21,7 @@ from sdrseg.engine.job import Job
 from sdrseg.engine.launch import cpu_warning
 from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.passes import make_pass
+from sdrseg.engine.saved import open_step
 from sdrseg.engine.watch import NotFiniteError, Watch
 from sdrseg.errors import quantity
 from sdrseg.methods import Method, StepInfo
@@ -173,26 +174,33 @@ def _warn(job: Job, step: Step, config: Config, student: Network, iterations: in
         job.display.say(f"warning: {warning}")
 
 
+def require_variances(job: Job) -> None:
+    """Stop where a step that is left would train batch norm on one image at a time, before anything is written."""
+    done = job.folder.has_model(0) or job.base_is_stored()
+    later = [job.config.of_step(1)] if len(job.scenario) > 1 else []
+    for config in later if done else [job.base[1], *later]:
+        at_once = config.train.batch_size // (job.processes.world * config.run.accumulate)
+        if config.net.bn == "train" and not job.synchronised and at_once <= 1:
+            require_variance(build_network(config.net, 2), config.data.crop)
+
+
 def assemble(job: Job, step: Step, method_type: type[Method], config: Config) -> Assembled:
     """Method, student and teacher as they are when a step begins."""
     torch.manual_seed(config.train.seed * 1000 + step.number)
     old, new = len(step.old), len(step.new)
     decision: Decision = "softmax"
-    student = build_network(config.net, old if step.number > 0 else new)
+    if step.number == 0:
+        student = build_network(config.net, new)
+    else:
+        student, decision = open_step(job.folder.step(step.number - 1), config.net)
     teacher = None
-    for held in [config, job.config.of_step(1)] if step.number == 0 < len(job.scenario) - 1 else [config]:
-        if held.net.bn == "train" and not job.synchronised:
-            least = max(1, held.train.batch_size // (job.processes.world * held.run.accumulate))
-            require_variance(student, least, held.data.crop)
     method = method_type(config, job.processes)
     require_super(method, "__init__", "latent")
     require_weights(method)
     if step.number == 0:
         job.display.say(load_weights(student, config.net.weights, config.net))
     else:
-        meta, model, memory = job.folder.load_step(step.number - 1)
-        decision = read_decision(meta.get("decision", "softmax"), job.folder.step(step.number - 1) / "meta.json")
-        student.load_state_dict(model)
+        memory = job.folder.load_memory(step.number - 1)
         method.load_state_dict({n: t.to(job.fabric.device) for n, t in memory.items()})
         if new > 0 and method.needs_teacher:
             teacher = copy.deepcopy(student).eval().requires_grad_(False)

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from sdrseg.config import Config, saved_config
 from sdrseg.data.augment import normalise
-from sdrseg.decision import read_decision
-from sdrseg.engine.checkpoint import load_entry
-from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.folder import RunFolder, read_meta
+from sdrseg.engine.saved import open_step
 from sdrseg.errors import SdrsegError, first_line
-from sdrseg.network import Network, build_network
+from sdrseg.network import Network
 from sdrseg.predict.model import Model
 from sdrseg.predict.prediction import class_infos
 from sdrseg.threads import adapt
@@ -40,15 +39,7 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
     meta = read_meta(folder)
     config = _config_of(run, meta, folder)
     place = find_device(device)
-    network = build_network(config.net, len(meta["classes"]))
-    remedy = "Copy it again, or train this step and all later ones again."
-    tensors = load_entry(folder / "meta.json", meta["files"]["model"], remedy)
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise SdrsegError(
-            f"{folder}: the weights do not fit the network that meta.json describes ({error})."
-        ) from error
+    network, decision = open_step(folder, config.net)
     network.eval().requires_grad_(False).place_on(place)
     return Model(
         class_infos(meta["classes"]),
@@ -58,7 +49,7 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
         batch_size=config.eval.batch_size,
         facts={key: meta.get(key) for key in ("spec", "step", "method", "protocol", "net")}
         | {"model_sha256": meta["files"]["model"]["sha256"], "path": str(folder)},
-        decision=read_decision(meta.get("decision", "softmax"), folder / "meta.json"),
+        decision=decision,
         device=place,
         network=network,
     )
@@ -86,15 +77,6 @@ def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:
     raise SdrsegError(
         f"{path}: not a run (there is no config.json). Give the folder that was the --out of `sdrseg train`."
     )
-
-
-def read_meta(folder: Path) -> dict[str, Any]:
-    meta = RunFolder(folder).read_json("meta.json")
-    if not (
-        isinstance(meta, dict) and isinstance(meta.get("classes"), list) and "net" in meta and "model" in meta["files"]
-    ):
-        raise SdrsegError(f"{folder / 'meta.json'}: does not describe a step of a run. Give RUN or RUN/steps/NUMBER.")
-    return meta
 
 
 def _config_of(run: Path | None, meta: dict[str, Any], folder: Path) -> Config:

@@ -127,7 +127,7 @@ def _spread(member: Tensor) -> Tensor:
 
 def prototype_distances(run: RunRecord) -> Floats | None:
     """Euclidean distances between the running prototypes after the last step; NaN where a class has none."""
-    _, _, memory = run.folder.load_step(run.last)
+    memory = run.folder.load_memory(run.last)
     average = run.config.proto.average
     if f"prototypes.{average}.mean" not in memory:
         return None

@@ -159,7 +159,7 @@ def look(run: RunRecord, images: Sequence[TestImage]) -> Iterator[Seen]:
     """Show the images to the saved model of every finished step."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for number in range(len(run.scores)):
-        network, decision = open_step(run.folder, number, run.config.net)
+        network, decision = open_step(run.folder.step(number), run.config.net)
         network.place_on(device).eval()
         for image in images:
             out = network(normalise(image.pixels[None].to(device)))

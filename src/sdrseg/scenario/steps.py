@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdrseg.errors import SdrsegError
+from sdrseg.errors import SdrsegError, quantity
 from sdrseg.labels import VOID
 from sdrseg.scenario import selection
 from sdrseg.scenario.lists import ClassLists
@@ -71,6 +72,13 @@ class Scenario:
     steps: tuple[Step, ...]
     warnings: tuple[str, ...]
 
+    @staticmethod
+    def from_spec(spec: str, data: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> Scenario:
+        """The steps of "voc:15-1@disjoint" on the data in a folder; `settings`: such as {"train.holdout": 0.1}."""
+        from sdrseg.data.scenarios import open_scenario
+
+        return open_scenario(spec, data, settings)
+
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
 
@@ -90,9 +98,10 @@ class Scenario:
                     f"which classes the masks hold and what each step sees."
                 )
             if len(step.train_ids) < at_least:
+                few = quantity(len(step.train_ids), "training image")
                 raise SdrsegError(
-                    f"{self.spec}: step {step.number} ({names}) has {len(step.train_ids)} training images, fewer than "
-                    f"the batch of {at_least}. Use a smaller train.batch_size, another protocol, or add images."
+                    f"{self.spec}: step {step.number} ({names}) has {few}, fewer than the batch of {at_least}. "
+                    "Use a smaller train.batch_size, another protocol, or add images."
                 )
 
     def to_dict(self) -> dict[str, Any]:

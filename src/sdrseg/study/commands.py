@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.distributed import Processes
-from sdrseg.errors import UsageError, nearest
+from sdrseg.errors import UsageError, nearest, quantity
 from sdrseg.files import atomic_writer
 from sdrseg.study.cell import read_cells
 from sdrseg.study.cluster import Machines, gather, make_workers, submit
@@ -102,7 +102,7 @@ def show_plan(study: Study, chosen: Sequence[str], rows: Sequence[dict[str, Any]
         for row in rows
     ]
     print_table(study.name, ["number", "experiment", "training images", "iterations", "time, about"], body)
-    console().print(f"{len(rows)} experiments, about {clock(seconds)} to go", soft_wrap=True)
+    console().print(f"{quantity(len(rows), 'experiment')}, about {clock(seconds)} to go", soft_wrap=True)
 
 
 def run_file(file: Path, given: Given) -> bool:

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from sdrseg.errors import quantity
 from sdrseg.study.tables import Block, Table, Value
 
 STYLES = {0: "", 1: "bold", 2: "underline"}
@@ -151,5 +152,5 @@ def _ends(table: Table) -> list[str]:
     ends = list(table.notes)
     if table.missing:
         some = "; ".join(table.missing[:5]) + ("; …" if len(table.missing) > 5 else "")
-        ends.append(f"Missing: {len(table.missing)} runs ({some}).")
+        ends.append(f"Missing: {quantity(len(table.missing), 'run')} ({some}).")
     return ends

@@ -18,7 +18,7 @@ from sdrseg.data import read_spec
 from sdrseg.data.pool import ImagePool
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import NotFiniteError
-from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.errors import SdrsegError, UsageError, quantity
 from sdrseg.files import write_json
 from sdrseg.methods import method_layers, own_sections, resolve_method
 from sdrseg.metrics import StepScore
@@ -201,7 +201,7 @@ def search_ranges(
     if not done:
         raise SdrsegError("No trial was finished. Give the search more time.")
     search.trials = [Trial("search", trial.params, trial.value) for trial in done]
-    return search.write(study.best_trial.params, f"Optuna, {len(done)} trials")
+    return search.write(study.best_trial.params, f"Optuna, {quantity(len(done), 'trial')}")
 
 
 def _optuna() -> Any:

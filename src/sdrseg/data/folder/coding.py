@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sdrseg.data.folder.classes import IGNORE, Classes, arrange
 from sdrseg.data.folder.settings import REST, Settings
 from sdrseg.data.source import Array
-from sdrseg.errors import DataError, nearest
+from sdrseg.errors import DataError, nearest, quantity
 from sdrseg.labels import VOID
 
 VALUES = 65536
@@ -129,8 +129,9 @@ class Coding:
                 f'say what it means in {self.file}: values = {{{value} = "…"}}, a class, "background" or "{IGNORE}".'
             )
         means = ", ".join(f"{v} ({self.classes.names[int(self.values[v])]})" for v in known[:8])
+        many = quantity(pixels, "pixel")
         return (
-            f"{path}: the value {value} ({pixels} pixels) is neither one of the classes ({_spans(known)}: {means}"
+            f"{path}: the value {value} ({many}) is neither one of the classes ({_spans(known)}: {means}"
             f"{', …' if len(known) > 8 else ''}) nor ignored ({_spans(ignored)}). Correct the mask, or {advice}"
         )
 
@@ -157,9 +158,11 @@ class Coding:
         near = min(self.colours, key=lambda colour: _distance(colour, most))
         label = self.colours[near]
         name = "the ignore colour" if label == VOID else f"class {self.classes.names[label]!r}"
-        more = f" ({len(values) - 1} more colours, {unknown.size} pixels in all)" if len(values) > 1 else ""
+        many, more = quantity(int(np.max(counts)), "pixel"), ""
+        if len(values) > 1:
+            more = f" ({quantity(len(values) - 1, 'more colour')}, {quantity(unknown.size, 'pixel')} in all)"
         return (
-            f"{path}: {np.max(counts)} pixels have the colour #{most:06x}{more}, which is not in the colour table of "
+            f"{path}: {many} of the colour #{most:06x}{more}, which is not in the colour table of "
             f"{self.file}; the nearest there is #{near:06x}, {name}. Add the colour to the table or "
             "correct the mask; blended colours come from smoothing, resizing or JPEG: export as PNG without them."
         )

@@ -13,7 +13,7 @@ from sdrseg.data.folder.painting import BrokenError, drawing
 from sdrseg.data.folder.settings import read_settings, read_text
 from sdrseg.data.folder.splits import LAYOUTS, choose_parts, part_of
 from sdrseg.data.source import PICTURE_SUFFIXES, Problem, Split, find_by_id, find_files, picture_size
-from sdrseg.errors import DataError
+from sdrseg.errors import DataError, quantity
 from sdrseg.labels import VOID
 
 IGNORE = "__ignore__"
@@ -119,7 +119,7 @@ def _shape(shape: Any, label_of: dict[str, int]) -> tuple[int, list[float]]:
     except (TypeError, ValueError):
         raise BrokenError("points are not pairs of numbers") from None
     if kind in ("rectangle", "circle") and len(corners) != 2:
-        raise BrokenError(f"a {kind} of {len(corners)} points; it takes 2")
+        raise BrokenError(f"a {kind} of {quantity(len(corners), 'point')}; it takes 2")
     if kind == "rectangle":
         (left, top), (right, bottom) = corners
         corners = [(left, top), (right, top), (right, bottom), (left, bottom)]

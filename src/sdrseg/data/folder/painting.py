@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from sdrseg.data.source import Array
+from sdrseg.errors import quantity
 
 MAX_SIDE = 65535
 """Longer sides, and coordinates beyond a few times that, are mistakes in the file."""
@@ -49,7 +50,7 @@ def _corners(polygon: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     if not isinstance(polygon, list):
         raise BrokenError(f"{polygon!r} in place of a polygon [x, y, x, y, …]")
     if len(polygon) % 2 or len(polygon) < 6:
-        raise BrokenError(f"a polygon of {len(polygon)} numbers; it takes pairs x, y for at least 3 points")
+        raise BrokenError(f"a polygon of {quantity(len(polygon), 'number')}; it takes pairs x, y for at least 3 points")
     try:
         numbers = np.array(polygon, np.float64)
     except (TypeError, ValueError, OverflowError):

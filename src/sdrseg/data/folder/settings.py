@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.data.source import MAX_CLASSES
-from sdrseg.errors import DataError, nearest
+from sdrseg.errors import DataError, nearest, quantity
 from sdrseg.labels import VOID
 
 REST = "rest"
@@ -181,7 +181,8 @@ def _check_coding(settings: Settings) -> None:
         raise DataError(f"{file}: ignore = {settings.ignore} is also the id of class {name!r}. Choose another value.")
     if classes and colours and len(colours) != len(classes):
         raise DataError(
-            f"{file}: {len(colours)} colours for {len(classes)} classes. Give one colour per class, in order."
+            f"{file}: {quantity(len(colours), 'colour')} for {len(classes)} classes. "
+            "Give one colour per class, in order."
         )
     if settings.ignore_colour and not colours:
         raise DataError(
