@@ -40,7 +40,7 @@ def test_each_pixel_counts_by_the_weight_of_its_class(n_old, count_void):
 
 
 def test_rare_classes_weigh_more_by_median_frequency():
-    """Values 0, 1, 2 in two images of 100 labelled pixels; 7 is no class of the step (void), 3 is in no image."""
+    """Values 0, 1, 2 in two images of 100 labelled pixels; 7 is not a class of the step (void), 3 is in no image."""
     pixels = np.zeros((2, 256), np.int64)
     pixels[0, [0, 1, 7]] = 90, 10, 50
     pixels[1, [0, 2]] = 60, 40
@@ -58,7 +58,7 @@ def test_given_weights_are_read_by_name():
     assert given_weights("cat=2", classes) == {"cat": 2.0}
     assert given_weights(" cat = 0.5 ,a=b=3", classes) == {"cat": 0.5, "a=b": 3.0}
     for text, message in (
-        ("cot=2", "'cot' is no class.*cat"),
+        ("cot=2", "'cot' is not a class.*cat"),
         ("cat=much", "'cat=much' is not possible"),
         ("cat=-1", "is not possible"),
         ("often", "'often' is not possible. Write none, frequency or NAME=WEIGHT"),
@@ -82,6 +82,6 @@ def test_runs_with_class_weights(tmp_path):
     rare = run(tmp_path / "rare", "mib", "ce.class_weights=frequency", "run.accumulate=2", spec=spec, bases=base)
     assert ones["miou"]["all"] == pytest.approx(plain["miou"]["all"], abs=0.02)
     assert rare["miou"]["all"] != plain["miou"]["all"]
-    with pytest.raises(UsageError, match="is no class"):
+    with pytest.raises(UsageError, match="is not a class"):
         run(tmp_path / "wrong", "mib", "ce.class_weights=cow=2", spec=spec, bases=base)
     assert not (tmp_path / "wrong").exists()

@@ -185,7 +185,7 @@ def test_names_that_are_no_utf8(tmp_path: Path):
         words = [sys.executable, "-m", "sdrseg", "data", "folder", "--data", root, "--picture", "a.png", *json_too]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, b"")
-        assert b"name is no UTF-8" in done.stdout
+        assert b"name is not UTF-8" in done.stdout
     assert len(json.loads(done.stdout)["problems"]) == 1
 
 

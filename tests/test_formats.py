@@ -152,7 +152,7 @@ def test_classes_that_annotations_name_are_merged(roots, name):
     id = next(id for id in source.ids("train") if 3 in scene_of(id).mask and 2 in scene_of(id).mask)
     assert np.array_equal(source.mask(id), np.array([0, 1, 1, 255])[scene_of(id).mask])
     toml.write_text('values = {brid = "animal"}\n')
-    with pytest.raises(DataError, match=r"values: 'brid' is no class of .*; did you mean 'bird'"):
+    with pytest.raises(DataError, match=r"values: 'brid' is not a class of .*; did you mean 'bird'"):
         open_folder(roots[name])
     toml.write_text('values = {dog = "background"}\n')
     source = open_folder(roots[name])
@@ -183,8 +183,8 @@ def test_two_formats_in_one_folder_are_told_apart_by_name(tmp_path):
     ("line", "said"),
     [
         ("0 0.5 0.5 0.2 0.2", "line 2: a box, CLASS X Y WIDTH HEIGHT; segmentation needs polygons"),
-        ("7 0 0 1 0 1 1", "line 2: '7' is no class of data.yaml"),
-        ("x 0 0 1 0 1 1", "line 2: 'x' is no class of data.yaml"),
+        ("7 0 0 1 0 1 1", "line 2: '7' is not a class of data.yaml"),
+        ("x 0 0 1 0 1 1", "line 2: 'x' is not a class of data.yaml"),
         ("0 0 0 1 zero 1 1", "line 2: something else than numbers"),
         ("0 0 0 1 0 1", "line 2: a polygon of 5 numbers"),
         ("0 nan 0 1 0 1 1", "line 2: a polygon with something else than numbers"),
@@ -228,7 +228,7 @@ def test_nothing_in_a_file_can_break_the_rest(lines, shapes):
     [
         ("names: [a", "not valid YAML"),
         ("- a", "holds no keys"),
-        ("train: images/train", "names = None is no list of class names"),
+        ("train: images/train", "names = None is neither a list of class names"),
         ("names: [a]\ntrain: /etc\nval: ../../..", "no images were found"),
     ],
 )
@@ -244,8 +244,8 @@ def test_broken_yaml(tmp_path, text, said):
         ({"label": "cat", "shape_type": "line", "points": [[0, 0], [5, 5]]}, "a line; draw polygons"),
         ({"label": "cat", "points": [[0, 0], [5, 5]]}, "a polygon of 4 numbers"),
         ({"label": "cat", "points": "abc"}, "points are not pairs of numbers"),
-        ({"label": None, "points": []}, "None is no class"),
-        ("nothing", "'nothing' is no class"),
+        ({"label": None, "points": []}, "None is not a class"),
+        ("nothing", "'nothing' is not a class"),
         ({"label": "cat", "shape_type": "circle", "points": [[0, 0]]}, "a circle of 1 points; it takes 2"),
     ],
 )

@@ -301,7 +301,7 @@ def test_values_that_are_no_class_are_named(folder: Path):
     with pytest.raises(DataError) as caught:
         index.require_sound(Masks(folder))
     message = str(caught.value)
-    assert message.startswith(f"{folder / 'b.png'}: value 3, 254 is no class (0..2) and not void (255)")
+    assert message.startswith(f"{folder / 'b.png'}: value 3, 254 is neither a class (0..2) nor void (255)")
     assert "more" not in message
 
 
@@ -310,7 +310,7 @@ def test_a_name_that_is_no_utf8_is_a_problem_not_a_crash(folder: Path):
     source = Masks(folder)
     assert source.ids("train") == ("a", "b", "sub/c")
     (problem,) = source.problems()
-    assert (problem.file, problem.kind) == (str(folder / r"caf\udce9.png"), "name is no UTF-8")
+    assert (problem.file, problem.kind) == (str(folder / r"caf\udce9.png"), "name is not UTF-8")
     assert counts(class_index(source, "train")) == EXPECTED
 
 

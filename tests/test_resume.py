@@ -236,7 +236,7 @@ def test_sigterm_to_a_run_and_its_workers_saves_too(tmp_path):
             break
     os.killpg(child.pid, signal.SIGTERM)
     _, said = child.communicate(timeout=60)
-    assert child.returncode == 143 and said.endswith(b"\nStopped and saved. Give the same command again to go on.\n"), (
+    assert child.returncode == 143 and said.endswith(b"\nStopped and saved. Run the same command again to resume.\n"), (
         said
     )
     assert json.loads((folder / "state/current.json").read_text())["iteration"] >= 20

@@ -222,8 +222,8 @@ def test_a_run_that_diverges_goes_on_with_a_lower_rate(tmp_path, monkeypatch):
     train("shapes:9-1@disjoint", "ft", tmp_path / "run", settings=settings, **given)
     assert [step for step, _ in tried] == [0, 1, 1, 1, 1]
     assert [rate for _, rate in tried] == pytest.approx([0.02, 0.02, 0.02, 0.02 / 3, 0.02 / 9])
-    said = [text for text in given["display"].said if "Again" in str(text)]
-    assert said[0].endswith("kd grew first. Again, with 0.33 of the learning rate.") and "with 0.11 of" in said[1]
+    said = [text for text in given["display"].said if "Retrying" in str(text)]
+    assert said[0].endswith("kd grew first. Retrying with 0.33 of the learning rate.") and "with 0.11 of" in said[1]
     meta = json.loads((tmp_path / "run/steps/1/meta.json").read_text())
     assert meta["lowered_rate"] == pytest.approx(1 / 9)
     resumed = [e for e in map(json.loads, (tmp_path / "run/log.jsonl").open()) if e["event"] == "resume"]

@@ -62,7 +62,8 @@ class ClassIndex:
         wrong = [str(problem) for problem in self.problems]
         last = len(source.classes) - 1
         wrong += [
-            f"{source.file(id, 'mask')}: value {', '.join(map(str, values))} is no class (0..{last}) and not void (255)"
+            f"{source.file(id, 'mask')}: value {', '.join(map(str, values))} is neither a class (0..{last}) nor void "
+            "(255)"
             for id, values in self.out_of_range(len(source.classes))
         ]
         if wrong:

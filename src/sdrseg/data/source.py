@@ -263,7 +263,7 @@ def subfolders(folder: Path) -> list[Path]:
 def find_by_id(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[dict[str, Path], list[Problem]]:
     """All files below `folder` by id (the path below it without suffix), whatever their format.
 
-    Two files of one id are a problem; the first in name order is kept. A name that is no UTF-8 is a problem: its id
+    Two files of one id are a problem; the first in name order is kept. A name that is not UTF-8 is a problem: its id
     could not be written into lists and results. Hidden files are passed over.
     """
     found: dict[str, Path] = {}
@@ -276,7 +276,7 @@ def find_by_id(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[dic
             continue
         path = folder / name
         if (readable := name.encode("utf-8", "backslashreplace").decode()) != name:
-            problems.append(Problem(str(folder / readable), "name is no UTF-8", "left out; rename it"))
+            problems.append(Problem(str(folder / readable), "name is not UTF-8", "left out; rename it"))
         elif id in found:
             problems.append(Problem(str(path), "duplicate id", f"{found[id].name} has the id {id!r} too and is used"))
         else:

@@ -132,7 +132,7 @@ def _read_sbd(path: Path) -> Array:
     except Exception as error:  # the reader raises almost anything on broken bytes
         raise DataError(f"{path}: cannot be read as an SBD label file ({error}). Replace it.") from error
     if not isinstance(label, np.ndarray) or label.ndim != 2 or label.dtype != np.uint8:
-        raise DataError(f"{path}: GTcls.Segmentation is no label map of 8-bit class ids. Replace it.")
+        raise DataError(f"{path}: GTcls.Segmentation is not a label map of 8-bit class ids. Replace it.")
     return label
 
 

@@ -35,7 +35,7 @@ class Best:
         self.tensors: dict[str, Tensor] = {}
 
     def see(self, epoch: int, miou: float | None, student: Network, method: Method) -> bool:
-        """Take in a score; whether to stop."""
+        """Record a score; return whether to stop."""
         self.last = epoch
         self.scores_since += 1
         if (miou or 0.0) > self.miou:

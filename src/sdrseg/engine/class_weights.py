@@ -52,7 +52,7 @@ def given_weights(text: str, classes: Sequence[str]) -> dict[str, float]:
                 f"ce.class_weights: {part.strip()!r} is not possible. Write none, frequency or NAME=WEIGHT, …"
             )
         if name not in classes:
-            raise UsageError(f"ce.class_weights: {name!r} is no class{nearest(name, list(classes))}")
+            raise UsageError(f"ce.class_weights: {name!r} is not a class{nearest(name, list(classes))}")
         weights[name] = value
     return weights
 

@@ -102,7 +102,7 @@ def score(job: Job, step: Step, network: Network, decision: Decision, transform:
 def require_held_out(job: Job) -> None:
     """Where bad images are skipped, stop before any work is done if a held-out one cannot be read.
 
-    Held-out images stand for the test images: leaving some out would make scores that cannot be compared.
+    Held-out images replace the test images: scores without some of them could not be compared.
     """
     left = [step for step in job.scenario if not job.folder.has_metrics(step.number)]
     ids = sorted({id for step in left if step.test_split == "train" for id in step.test_ids})
@@ -127,7 +127,7 @@ def require_held_out(job: Job) -> None:
 
 
 def score_saved(job: Job, step: Step, transform: str | None = None, pictures: int = 0) -> StepScore:
-    """The scores of a step's saved model; `pictures`: of so many images what it predicts goes to the trackers."""
+    """The scores of a step's saved model; `pictures`: number of images whose predictions go to the trackers."""
     network, decision = open_step(job.folder.step(step.number), job.config.net)
     network.place_on(job.fabric.device)
     if pictures and job.processes.rank == 0 and job.log.trackers is not None:
@@ -184,7 +184,7 @@ def score_again(
     folder = RunFolder(out)
     saved = folder.read_json("config.json")
     if not folder.has_metrics(0):
-        raise SdrsegError(f"{out}: no step of this run is finished yet. Wait, or go on training it.")
+        raise SdrsegError(f"{out}: no step of this run is finished yet. Wait, or resume training.")
     config = saved_config(saved["config"], str(out / "config.json"))
     job = prepare_job(parse_spec(saved["spec"]), "ft", config, data, out, None, None)  # scoring needs no method
     known = (out / "scenario.json").exists()

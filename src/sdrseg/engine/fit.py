@@ -1,4 +1,4 @@
-"""One step of training, from the batches' position on."""
+"""Train one step, starting at the position of the batches."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def update(optimiser: Any, method: Method, network: Network) -> None:
-    """One step of the optimiser; in later steps each row of the classifier moves by its factor of `row_rates`.
+    """Update the parameters; in later steps, scale the update of each row of the classifier by `row_rates`.
 
-    Whatever the optimiser, that is a learning rate times the factor, weight decay and momentum included.
+    With any optimiser, that multiplies the row's learning rate, including weight decay and momentum.
     """
     factors = method.row_rates if method.step.number > 0 else (1.0, 1.0)
     before = [(p, p.clone()) for p in network.classifier.parameters()] if factors != (1.0, 1.0) else []
@@ -45,7 +45,7 @@ def update(optimiser: Any, method: Method, network: Network) -> None:
 def survey(
     fabric: Fabric, method: Method, student: Network, teacher: Network | None, batches: Batches, when: When
 ) -> None:
-    """Show the training data of a step to a method that asks for it."""
+    """Call the method's survey hooks with all training data of a step."""
     student.eval()
     method.begin_survey(when)
     for batch in batches:
@@ -70,7 +70,7 @@ def fit(
     validate: Callable[[int], bool],
     check: Callable[[bool], None],
 ) -> None:
-    """Train on all batches that are left, or until `validate` (called after each epoch but the last) says stop."""
+    """Train on all remaining batches, or until `validate` (called after each epoch but the last) returns True."""
     method, student, total = compute.method, compute.student, watch.iterations
     network: Network = student.module
     order = batches.order

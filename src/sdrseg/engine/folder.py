@@ -1,4 +1,4 @@
-"""The run directory: one folder that says everything about a run. docs/run-directory.md describes it."""
+"""The run directory, which contains everything about a run; see docs/run-directory.md."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def second_score(transform: str) -> str:
 
 
 def source_commit() -> str | None:
-    """The Git commit of the source that runs: $SDRSEG_COMMIT, or that of the checkout it lies in; else None."""
+    """The Git commit of this package: $SDRSEG_COMMIT, or that of its checkout; else None."""
     if given := os.environ.get("SDRSEG_COMMIT"):
         return given
     root = Path(__file__).resolve().parents[3]
@@ -89,7 +89,7 @@ class RunFolder:
         return True
 
     def _look(self, identity: dict[str, Any], config: Config) -> bool:
-        """Whether this run is here already; refuse a folder that holds anything else. Nothing is touched."""
+        """Whether this run exists already; raise if the folder contains anything else. Nothing is written."""
         ours = [self.path / name for name in (".lock", "log.jsonl", "state", "steps", "tensorboard")]
         for place in (*ours, *self.path.glob("steps/*")):
             if place.is_symlink():
@@ -115,7 +115,7 @@ class RunFolder:
         if changed:
             raise SdrsegError(
                 f"{self.path} is a run of another configuration (now, there): {'; '.join(changed)}. "
-                f"Choose another folder with --out, or give the same options to go on."
+                f"Choose another folder with --out, or use the same options to resume."
             )
         return True
 
@@ -236,7 +236,7 @@ class RunFolder:
         return facts is not None and facts["step"] == step
 
     def _current(self) -> dict[str, Any] | None:
-        """What state/current.json says, or None if there is none."""
+        """The contents of state/current.json, or None."""
         if not (self.path / "state" / "current.json").exists():
             return None
         facts = self.read_json("state/current.json")
@@ -249,7 +249,7 @@ class RunFolder:
         folder = self.path / "state"
         for name in ("current.json", *STATES):
             (folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # not there, or holds what is not ours
+        with suppress(OSError):  # it does not exist, or contains other files
             folder.rmdir()
 
 

@@ -68,7 +68,7 @@ class Job:
         return method, config, base_key(method, config, self.scenario[0], self.indexes["train"], self.protocol)
 
     def base_is_stored(self) -> bool:
-        """Whether step 0 need not be trained: the first process looks, and all do as it says."""
+        """Whether step 0 need not be trained, as seen by the first process."""
         return self.processes.any(self.processes.rank == 0 and self.bases.has(self.base[2]))
 
     @property
@@ -81,9 +81,9 @@ class Job:
         return sum(len(train_order(s.train_ids, self.config.of_step(s.number), self.share)) for s in left)
 
     def cache(self, purpose: Purpose, split: Split, ids: Sequence[str]) -> PixelCache | None:
-        """The decoded images of a step, where they fit; kept while they hold all that is asked for.
+        """The decoded images of a step if they fit in memory, reused while they include all requested images.
 
-        Training that skips bad images decodes them each time: a cache would not let itself be built of them.
+        Training that skips bad images decodes them each time: building a cache of them would fail.
         """
         if purpose == "train" and self.config.run.on_bad_image == "skip":
             return None
@@ -138,7 +138,7 @@ def prepare_job(
 
 
 def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
-    """Take the run folder and write down what the run is. Whoever calls this closes it, whatever happens."""
+    """Lock the run folder and write its metadata. The caller has to close it in any case."""
     if job.folder.open(identity, job.config) and (job.folder.path / "scenario.json").exists():
         _require_same_data(job, job.folder.read_json("scenario.json"))
     device = _device_name(job.fabric.device)
@@ -161,7 +161,7 @@ def _digests(job: Job) -> dict[str, str]:
 def _require_same_data(job: Job, saved: dict[str, Any]) -> None:
     """Refuse to resume with images, masks or classes other than those that earlier steps were trained on."""
     if (difference := data_difference(job, saved)) is not None:
-        raise SdrsegError(f"{difference} Give the data it was begun with, or choose another folder with --out.")
+        raise SdrsegError(f"{difference} Use the original data, or choose another folder with --out.")
 
 
 def data_difference(job: Job, saved: dict[str, Any]) -> str | None:

@@ -56,7 +56,7 @@ LARGE = 20_000_000
 
 
 def cpu_warning(device: torch.device, encoder: str, parameters: int) -> str:
-    """What to say before an encoder of so many parameters is trained on a device; "" if there is nothing to say."""
+    """A warning before a large encoder is trained on a CPU, or ""."""
     if device.type != "cpu" or parameters < LARGE:
         return ""
     return f"warning: {encoder} is slow on a CPU; try --encoder resnet18"
@@ -81,7 +81,7 @@ def _devices_and_nodes(here: int) -> tuple[int, int]:
 
 
 def _half(accelerator: str) -> MixedPrecision:
-    """bf16 by autocast. What the network says stays in bf16: the losses widen what they need themselves."""
+    """bf16 by autocast. Outputs of the network stay in bf16; the losses convert what they need to float32."""
     from lightning.fabric.plugins import MixedPrecision
 
     class Half(MixedPrecision):
@@ -92,12 +92,12 @@ def _half(accelerator: str) -> MixedPrecision:
 
 
 class InterruptedRunError(SdrsegError):
-    """The user stopped the run by a signal; everything is saved. The exit code is what shells say of that signal."""
+    """The user stopped the run by a signal; everything is saved. The exit code is that of shells for the signal."""
 
     prefix = ""
 
     def __init__(self, number: int) -> None:
-        super().__init__("Stopped and saved. Give the same command again to go on.")
+        super().__init__("Stopped and saved. Run the same command again to resume.")
         self.exit_code = 128 + number
 
 
@@ -120,7 +120,7 @@ class Interruption:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._ask)
         except ValueError:
-            pass  # not in the main thread: whoever called us handles signals
+            pass  # not in the main thread: the caller handles signals
         return self
 
     def __exit__(self, *_: object) -> None:

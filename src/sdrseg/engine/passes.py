@@ -1,8 +1,8 @@
 """One pass forward and backward: plain, compiled, and replayed as a CUDA graph.
 
-A graph replays the very kernels that were recorded, so it computes the same bit for bit and only spares launching them
-one by one. Compiled code computes the same function with fewer roundings on the way. What a pass leaves behind are the
-gradients; looking at them and the update come after it, so methods may do there what they like.
+A graph replays the recorded kernels, so its results are bit-identical; it only saves launching them one by one.
+Compiled code computes the same function with fewer roundings. A pass ends with the gradients; inspecting them and the
+update follow, so hooks there are not restricted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class PassResult(NamedTuple):
-    """What a pass says. A replayed one overwrites it the next time."""
+    """The result of a pass. The next replay overwrites it."""
 
     terms: dict[str, Tensor]
     loss: Tensor
@@ -37,7 +37,7 @@ class PassResult(NamedTuple):
 
 
 class Pass:
-    """Forward and backward as they stand. `student` is wrapped by Fabric, the teacher is not."""
+    """Plain forward and backward. `student` is wrapped by Fabric, the teacher is not."""
 
     how = "plain"
 
@@ -64,8 +64,8 @@ class Pass:
         return self.method.terms(self.method.relabel(batch, seen), output, seen), output.features
 
     def relabelled(self, whole: Batch, parts: list[Batch]) -> Batch:
-        """A batch with the labels that the terms will see in its parts. The teacher looks at each part twice, for its
-        outputs of all of them would be too large to keep."""
+        """The batch with the labels that the terms get for its parts. The teacher is run twice on each part, because
+        its outputs for all parts would take too much memory."""
         if not self.method.relabels:
             return whole
         new = [self.method.relabel(part, self._seen(normalise(part.images))).labels for part in parts]
@@ -81,8 +81,8 @@ class Pass:
 
 
 class CompiledPass(Pass):
-    """Two compiled parts: the trunk, which is the same in every step and so compiled once, and what knows the number
-    of classes: classifier, upsampling and all terms, which run together over the pixels."""
+    """Two compiled parts: the trunk, which is the same in every step and so compiled once, and the part that depends on
+    the number of classes: classifier, upsampling and all terms."""
 
     how = "compiled"
     backend: ClassVar[str] = "inductor"
@@ -91,14 +91,14 @@ class CompiledPass(Pass):
         self, fabric: Fabric, method: Method, student: Any, teacher: Network | None, say: Callable[[str], None]
     ):
         super().__init__(fabric, method, student, teacher)
-        kernels.prepare(fabric.device)  # while compiling it is too late to try
+        kernels.prepare(fabric.device)  # kernels cannot be tested while compiling
         self._say = say
         self._trunk = _compiled_trunk(self.backend)
         self._finish: Any = torch.compile(_copy(_finish), dynamic=False, backend=self.backend)
         self._tried = False
 
     def __call__(self, batch: Batch) -> PassResult:
-        """The first call compiles. Where that fails, this and all that follow are plain."""
+        """The first call compiles. If that fails, this and all later passes are plain."""
         if self._tried:
             return super().__call__(batch)
         self._tried = True
@@ -134,7 +134,7 @@ def _compiled_trunk(backend: str) -> Any:
 def _finish(
     method: Method, images: Tensor, labels: Tensor, padding: Tensor, student: Any, teacher: Any, half: bool
 ) -> dict[str, Tensor]:
-    """The terms, from (network, what its trunk returned) of student and teacher."""
+    """The terms, from (network, output of its trunk) of student and teacher."""
     height, width = images.shape[-2:]
     batch = Batch(images, labels, padding, ())
     with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
@@ -145,14 +145,13 @@ def _finish(
 
 
 def _copy(function: Any) -> FunctionType:
-    """The same function with room of its own for compiled versions: torch keeps only eight of each, and every step
-    with its number of classes needs another one."""
+    """A copy of the function with its own cache of compiled versions: torch keeps only eight per function, and every
+    number of classes needs another one."""
     return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
 class GraphPass:
-    """Another pass, recorded: the first ones run as they are and choose kernels, the next is recorded, and from then
-    on it is replayed."""
+    """Record another pass as a CUDA graph and replay it. The first passes run without a graph and choose kernels."""
 
     BEFORE = 3  # passes before the recording
 
@@ -171,7 +170,7 @@ class GraphPass:
     def zero_gradients(self) -> None:
         if self._graph is None:
             self.inner.zero_gradients()
-        for parameter, gradient in self._gradients:  # a replay overwrites them where they were, whoever replaced them
+        for parameter, gradient in self._gradients:  # a replay writes to these tensors, even if .grad was replaced
             parameter.grad = gradient
 
     def __call__(self, batch: Batch) -> PassResult:
@@ -190,9 +189,9 @@ class GraphPass:
         return self._passed
 
     def _record(self, batch: Batch) -> None:
-        """Record a pass; nothing is computed meanwhile. Where that fails, all that follow run as they are.
+        """Record a pass without computing it. If that fails, all later passes run without a graph.
 
-        Only what this thread does is part of it: another one may be pinning the memory of the next batches.
+        Only operations of this thread are recorded: another one may be pinning the memory of the next batches.
         """
         self._batch = batch.map(lambda tensor: tensor.clone(memory_format=torch.preserve_format))
         restore = _snapshot(self.method, self.student.module)
@@ -205,7 +204,7 @@ class GraphPass:
                 self._passed = self.inner(self._batch)
             self._graph = graph
             self._gradients = [(parameter, parameter.grad) for parameter in self.student.parameters()]
-        except Exception as error:  # whatever a method does that cannot be recorded
+        except Exception as error:  # a method may do anything that cannot be recorded
             self._say(f"no CUDA graph ({first_line(error)}): kernels are launched one by one")
             torch.cuda.synchronize()
             draws.graphsafe_set_state(drawn)
@@ -215,7 +214,7 @@ class GraphPass:
 
 
 def _snapshot(method: Method, network: Network) -> Callable[[], None]:
-    """What a failed attempt may have changed; call the result to undo it."""
+    """Save what a failed attempt may change; call the result to restore it."""
     memory = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     buffers = {name: tensor.clone() for name, tensor in network.named_buffers()}
 
@@ -228,13 +227,13 @@ def _snapshot(method: Method, network: Network) -> Callable[[], None]:
 
 
 COMPILE_FROM = 20_000
-"""Iterations from which on compiling pays: it takes one to three minutes, and spares 4 milliseconds or more each."""
+"""Iterations from which compiling saves time: it takes one to three minutes, and saves at least 4 ms per iteration."""
 COMPILED = ("deeplabv3", "deeplabv3plus", "official")
-"""Decoders that are compiled without being asked to: those whose upsampling keeps its precision then."""
+"""Decoders that `auto` compiles: those whose upsampling keeps its precision when compiled."""
 
 
 def compiling_pays(iterations: int, decoder: str) -> bool:
-    """As measured (docs/performance.md), for so many iterations that compute alike."""
+    """Whether compiling saves time for this number of iterations (docs/performance.md)."""
     return iterations >= COMPILE_FROM and decoder in COMPILED
 
 
@@ -271,12 +270,12 @@ def why_plain(method: Method, config: Config, processes: int) -> str | None:
     if config.run.accumulate > 1:
         return f"run.accumulate={config.run.accumulate} cuts batches into parts"
     if not replayable(method):
-        return f"the method {method.name} does not say that its terms can be replayed (Method.replayable)"
+        return f"the method {method.name} does not declare that its terms can be replayed (Method.replayable)"
     return None
 
 
 def replayable(method: Method) -> bool:
-    """Whether a method says so itself, or leaves the terms to a class that does."""
+    """Whether a method is declared replayable, or inherits its terms from a class that is."""
     for kind in type(method).__mro__:
         if "replayable" in vars(kind):
             return method.replayable

@@ -82,7 +82,7 @@ def train(
         spoken = ", then ".join(f"{low:g}" + (f" (decoder {high:g})" if high != low else "") for low, high in rates)
         job.display.say(f"preset {preset}, learning rate {spoken}")
         if issubclass(job.method, Offline) and len(job.scenario) > 1:
-            say = f"warning: with several steps, {method_name} is fine-tuning and no bound to compare with"
+            say = f"warning: with several steps, {method_name} is fine-tuning, not an upper bound"
             job.display.say(f"{say}. For that, train {spec.source}:offline.")
         for section, key, most in limits_in(layers):
             if getattr(getattr(config, section), key) == most:

@@ -10,7 +10,7 @@ from sdrseg.terminal import console, print_json, print_table
 
 
 def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
-    """The means after each step, and where everything is; of several processes the first says it."""
+    """Print the means after each step and the paths of all outputs, in the first process only."""
     if Processes().rank > 0:
         return
     if json:

@@ -1,4 +1,4 @@
-"""One step of a run: put together, resumed, fitted, saved."""
+"""Run one step: assemble, resume, fit, save."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ TIMES = 4
 
 
 def train_step(job: Job, step: Step, ready: Assembled | None) -> None:
-    """Fit one step and save the model; where it diverges, again with lower rates if run.on_divergence says so.
+    """Fit one step and save the model; if it diverges, retry with lower learning rates if run.on_divergence is set so.
 
-    `ready`: method and networks, if assembled already.
+    `ready`: method and networks, if already assembled.
     """
     for times in range(TIMES + 1):
         rate = LOWER**times
@@ -53,10 +53,10 @@ def train_step(job: Job, step: Step, ready: Assembled | None) -> None:
                 raise
             job.interruption.save = None
             if times > 0 and job.processes.rank == 0:
-                job.folder.drop_state()  # the state itself may be on the way to infinity
+                job.folder.drop_state()  # the state itself may already be diverging
             job.fabric.barrier()
             job.display.say(
-                f"{str(error).partition(' Images:')[0]} Again, with {rate * LOWER:.2g} of the learning rate."
+                f"{str(error).partition(' Images:')[0]} Retrying with {rate * LOWER:.2g} of the learning rate."
             )
             ready = assemble(job, step, *job.base[:2]) if step.number == 0 else None
 
@@ -82,12 +82,12 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
         more = ({"base": key} if key else {}) | ({"lowered_rate": rate} if rate < 1 else {})
         meta = _meta(job, step, config, method.decision, more)
         job.folder.save_step(step.number, model, memory, meta)
-        if key is not None and not bad and rate == 1:  # without the skipped images it would be another one
+        if key is not None and not bad and rate == 1:  # skipped images would make it another base
             job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
 
 
 def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
-    """Train on the images of a step, from the saved state on; whether any image could not be read."""
+    """Train on the images of a step, from the saved state if there is one; return whether any image was unreadable."""
     method, student, teacher = assembled
     what: Any = (job.source, step.train_ids, step.train_table, config)
     shown: dict[str, Any] = {"share": job.share, "cache": job.cache("train", "train", step.train_ids)}
@@ -185,7 +185,7 @@ def require_variances(job: Job) -> None:
 
 
 def assemble(job: Job, step: Step, method_type: type[Method], config: Config) -> Assembled:
-    """Method, student and teacher as they are when a step begins."""
+    """Method, student and teacher at the beginning of a step."""
     torch.manual_seed(config.train.seed * 1000 + step.number)
     old, new = len(step.old), len(step.new)
     decision: Decision = "softmax"
@@ -218,12 +218,12 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     elif job.synchronised:
         timm.layers.convert_sync_batchnorm(student)  # type: ignore[attr-defined, no-untyped-call]
     elif job.processes.world > 1:
-        job.display.say("batch norm: there is no synchronised one on this device; each process uses its own images")
+        job.display.say("batch norm is not synchronised on this device; each process uses its own images")
     return method, student, teacher
 
 
 def _meta(job: Job, step: Step, config: Config, decision: Decision, more: dict[str, Any]) -> dict[str, Any]:
-    """What a saved model is: classes by channel, where they came from, and its parent."""
+    """Metadata of a saved model: its classes by channel, the steps that introduced them, and its parent."""
     came = {c: s.number for s in job.scenario for c in s.new}
     parent = None
     if step.number > 0:

@@ -19,7 +19,7 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Say before any work is done which package is missing."""
+    """Raise before any work is done if a package is missing."""
     for name in names:
         if find_spec(PACKAGES[name]) is None:
             raise UsageError(f"run.loggers names {name}, which is not installed: pip install 'sdrseg[{name}]'.")
@@ -36,7 +36,7 @@ class Trackers:
                 logger.log_hyperparams({key: str(value) for key, value in facts.items()})
 
     def event(self, event: str, values: Mapping[str, Any]) -> None:
-        """Take over what a line of the log says."""
+        """Record a line of the log."""
         if event == "train":
             scalars = {f"step{values['step']}/{name}": value for name, value in values["losses"].items()}
             rates = dict(zip(("encoder", "decoder"), values.get("lr", ()), strict=False))

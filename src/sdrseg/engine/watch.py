@@ -96,7 +96,7 @@ class NoLog:
 
 
 class Watch:
-    """Counts iterations, keeps terms on the device until they are read, and says when to save."""
+    """Count iterations, keep terms on the device until they are read, and determine when to save."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Watch:
 
     @torch.no_grad()
     def add(self, terms: dict[str, Tensor], loss: Tensor) -> None:
-        """Take in the terms of a batch or of a part of one."""
+        """Add the terms of a batch or of a part of one."""
         values = [term.detach().to(loss.device, torch.float32) for term in (*terms.values(), loss)]
         self._kept.append((self.iteration, (*terms, "loss"), torch.stack(values)))
 

@@ -63,7 +63,7 @@ def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:
         folder = RunFolder(path)
         done = sorted(int(p.name) for p in path.glob("steps/*") if p.name.isdigit() and folder.has_model(int(p.name)))
         if not done:
-            raise SdrsegError(f"{path}: no step of this run is finished yet. Wait, or go on training it.")
+            raise SdrsegError(f"{path}: no step of this run is finished yet. Wait, or resume training.")
         if step is not None and step not in done:
             raise SdrsegError(f"{path}: step {step} is not finished; there are {', '.join(map(str, done))}.")
         return folder.step(done[-1] if step is None else step), path

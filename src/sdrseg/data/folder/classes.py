@@ -53,7 +53,7 @@ def arrange(settings: Settings, names: Sequence[str], implied: bool = False, fil
             return _with_background(file, names, said)
         if said == NONE:
             return _without(file, names)
-        raise DataError(f"{file}: background = {said!r} is no class{nearest(said, [*names, NONE])}")
+        raise DataError(f"{file}: background = {said!r} is not a class{nearest(said, [*names, NONE])}")
     called = next((name for name in names if looks_like_background(name)), None)
     if called is not None or implied:
         return _with_background(file, names, called or "background")
@@ -72,7 +72,7 @@ def arrange_named(
     check_classes(file, names)
     for name in settings.values:
         if name not in names:
-            raise DataError(f"{settings.file}: values: {name!r} is no class of {file}{nearest(name, list(names))}")
+            raise DataError(f"{settings.file}: values: {name!r} is not a class of {file}{nearest(name, list(names))}")
     meant = {name: settings.values.get(name, name) for name in names}
     kept = [name for name in dict.fromkeys(meant.values()) if name != IGNORE or IGNORE in names]
     classes = arrange(settings, kept, implied, file)

@@ -66,7 +66,7 @@ class Coding:
         if name == "background" and self.classes.has_background:
             return 0
         known = [*self.classes.names[0 if self.classes.has_background else 1 :], IGNORE]
-        raise DataError(f"{self.file}: values: {name!r} is no class{nearest(name, known)}")
+        raise DataError(f"{self.file}: values: {name!r} is not a class{nearest(name, known)}")
 
     def _positions(self, settings: Settings) -> NDArray[np.int16]:
         """Without a table, the value of a class is its position in the list."""

@@ -112,7 +112,7 @@ def _shape(shape: Any, label_of: dict[str, int]) -> tuple[int, list[float]]:
     """The class of a shape, and its polygon."""
     name = shape.get("label") if isinstance(shape, dict) else shape
     if not isinstance(shape, dict) or not isinstance(name, str) or name.strip() not in label_of:
-        raise BrokenError(f"{name!r} is no class")
+        raise BrokenError(f"{name!r} is not a class")
     kind, points = shape.get("shape_type") or "polygon", shape.get("points")
     try:
         corners = [(float(x), float(y)) for x, y in points]  # type: ignore[union-attr]

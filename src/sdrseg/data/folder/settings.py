@@ -164,7 +164,7 @@ def _check_value(file: Path, key: str) -> str:
     span = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", key)
     if key != REST and not (span and int(span[1]) <= int(span[2] or span[1]) <= 65535):
         raise DataError(
-            f'{file}: values: {key!r} is no value. Write 127, 10-19, "#ff8000", or {REST} for all values not named.'
+            f'{file}: values: {key!r} is not a value. Write 127, 10-19, "#ff8000", or {REST} for all values not named.'
         )
     return key
 

@@ -86,7 +86,7 @@ def _names(path: Path, names: Any) -> dict[int, str]:
     """The classes by number, from a list or from numbered names."""
     numbered = dict(enumerate(names)) if isinstance(names, list) else names
     if not isinstance(numbered, dict) or not numbered or not all(isinstance(number, int) for number in numbered):
-        raise DataError(f"{path}: names = {names!r} is no list of class names, and no table of numbers and names.")
+        raise DataError(f"{path}: names = {names!r} is neither a list of class names nor a table of numbers and names.")
     return {number: str(name).strip() for number, name in sorted(numbered.items())}
 
 
@@ -132,7 +132,7 @@ def _draw(drawn: Drawing, file: Path, label_of: dict[int, int]) -> list[Problem]
             continue
         try:
             if not words[0].isdigit() or int(words[0]) not in label_of:
-                raise BrokenError(f"{words[0]!r} is no class of data.yaml")
+                raise BrokenError(f"{words[0]!r} is not a class of data.yaml")
             if len(words) == 5:
                 raise BrokenError("a box, CLASS X Y WIDTH HEIGHT; segmentation needs polygons")
             try:
