@@ -20,6 +20,7 @@ measure kernels kernels.py
 measure new-sizes sizes.py
 measure new-sizes-without sizes.py --without --sizes 5
 measure step-resnet101-batch8 step.py --batch 8 --methods ft "kd only" sdr "step 0" --profile
+measure step-without-kernels step.py --batch 8 --methods ft sdr --speed graph compile --without norm depthwise upsampling pixels rows all
 measure step-resnet101-batch24 step.py --batch 24 --methods ft sdr --speed graph compile --repeat 20
 measure pipeline-graph pipeline.py voc:15-1@disjoint --data "$voc" --speed graph --iterations 70 --transforms crop512
 measure pipeline-graph-2-threads pipeline.py voc:15-1@disjoint --data "$voc" --speed graph --iterations 70 --transforms crop512 --workers 2

@@ -25,6 +25,7 @@ IMAGES = ROOT / "docs/images"
 PASSES = ("plain", "graph", "compile")
 COLOURS = {"ft": "#7a7a7a", "kd only": "#8fb8de", "sdr": "#1f5fa8"}
 Row = dict[str, Any]
+NOT_MEASURED = "not measured"
 
 
 def read(pattern: str) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def tables() -> str:
         _main(),
         _profile(),
         _kernels(),
+        _gains(),
         _others(),
         _growth(),
         _input(),
@@ -140,7 +142,7 @@ def _main() -> str:
             cells = []
             for batch in (8, 24):
                 row = rows.get((batch, speed, method))
-                cells += [""] * 4 if row is None else _four(row)
+                cells += [NOT_MEASURED] * 4 if row is None else _four(row)
             lines.append([speed, method, *cells])
     return "ResNet-101, 16 + 1 classes, 512×512:\n\n" + table(heads, lines)
 
@@ -162,12 +164,53 @@ def _profile() -> str:
 def _kernels() -> str:
     ways = ("least", "without", "compiled", "ours")
     lines = [
-        [row["what"], *(f"{row[f'{way}_ms']:.2f}" if f"{way}_ms" in row else "" for way in ways)]
+        [row["what"], *(f"{row[f'{way}_ms']:.2f}" if f"{way}_ms" in row else NOT_MEASURED for way in ways)]
         for said in read("kernels.json").values()
         for row in said["rows"]
     ]
     heads = ["forward and backward, ms", "memory traffic alone", "PyTorch", "compiled PyTorch", "our kernel"]
     return "Custom kernels, on maps of 512×512 images, batch 8:\n\n" + table(heads, lines) if lines else ""
+
+
+ALONE = {
+    "upsampling": "upsampling, 17 classes",
+    "pixels": "cross-entropy and distillation, 16 + 1 classes",
+    "rows": "terms on the features, 16 + 1 classes",
+    "depthwise": "depthwise convolution, dilation 12",
+    "norm": "batch norm, frozen",
+    "views": "",
+}
+"""Kernels by the name that switches them off, and what `benchmarks/kernels.py` calls one call of them."""
+
+UNUSED = {("compile", "rows"), ("compile", "norm")}
+
+
+def _gains() -> str:
+    """What each kernel saves of whole steps (`benchmarks/step.py --without`), beside one call of it by itself."""
+    alone = {row["what"]: row for said in read("kernels.json").values() for row in said["rows"]}
+    rows = [row for said in read("step-*.json").values() for row in said["rows"]]
+    whole = {
+        (row["speed"], row["method"], key.removeprefix("gain_")): gain
+        for row in rows
+        if (row["encoder"], row["batch"], row["old"], row["new"]) == ("resnet101", 8, 16, 1)
+        for key, gain in row.items()
+        if key.startswith("gain_")
+    }
+    lines = []
+    for kernel, what in ALONE.items():
+        cells = [
+            f"{alone[what][f'{way}_ms']:.2f}" if f"{way}_ms" in alone.get(what, {}) else NOT_MEASURED
+            for way in ("without", "compiled", "ours")
+        ]
+        for speed in PASSES[1:]:
+            for method in ("ft", "sdr"):
+                gain = whole.get((speed, method, kernel))
+                known = NOT_MEASURED if gain is None else f"{100 * gain:.1f} %"
+                cells.append("not used" if (speed, kernel) in UNUSED else known)
+        lines.append([f"{kernel}" + (f" ({what})" if what else ""), *cells])
+    heads = ["kernel (one call of it)", "PyTorch, ms", "compiled PyTorch, ms", "ours, ms"]
+    heads += [f"saves of {method.upper()}, {speed}" for speed in PASSES[1:] for method in ("ft", "sdr")]
+    return "What each kernel saves, batch 8, 16 + 1 classes:\n\n" + table(heads, lines)
 
 
 def _others() -> str:
