@@ -13,7 +13,8 @@ from sdrseg.methods.cil import CIL
 from sdrseg.methods.finetune import FineTune, Offline
 from sdrseg.methods.ilt import ILT
 from sdrseg.methods.importance import EWC, PI, RW
-from sdrseg.methods.laps import LAPS, LAPSSoftmax
+from sdrseg.methods.laps import LAPS
+from sdrseg.methods.laps_softmax import LAPSSoftmax
 from sdrseg.methods.lwf import LwF
 from sdrseg.methods.lwf_mc import LwFMC
 from sdrseg.methods.mib import MiB

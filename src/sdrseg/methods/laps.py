@@ -24,6 +24,7 @@ from sdrseg.labels import VOID
 from sdrseg.losses.one_vs_rest import against_old_rows, one_vs_rest_sums, rejection
 from sdrseg.losses.pixels import masked_sums, to_grid
 from sdrseg.methods.base import From, Method, StepInfo, When
+from sdrseg.methods.discriminant import Rest, discriminant
 from sdrseg.methods.memory import LatentMemory, Replay, Sample, drawn
 from sdrseg.methods.terms import Term
 from sdrseg.network import next_multiple
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 MEASURED = "measured on VOC 15-1 disjoint (docs/laps.md)"
 EACH = {"background": 64, "classes": 256}  # points that are drawn from a component in every iteration
 NEGATIVES = 4096  # vectors from which the new rows' start is computed, of each kind
-SHRINK = 0.1  # share of the mean variance that is added to a covariance before it is inverted
 CERTAIN_NO = -30.0  # a logit whose sigmoid is 0 in float32, for all that matters
 
 
@@ -92,16 +92,6 @@ def anchor(method: Method, batch: Batch, student: Output, teacher: Output | None
     x, before = at_least_float32(student.embedding), at_least_float32(teacher.embedding)
     keep = method.old_class(batch.labels, teacher, x) > 0
     return method.mean_of("anchor", masked_sums((x - before).square().mean(1), keep))
-
-
-def best_bias(yes: Tensor, no: Tensor, each: float, weight: Tensor) -> float:
-    """The bias with the smallest sigmoid cross-entropy of scores that should be yes (`each` weighs as much) and no."""
-    low, high = -100.0, 100.0
-    for _ in range(60):
-        bias = (low + high) / 2
-        slope = (weight * (no + bias).sigmoid()).sum() - each * (-(yes + bias)).sigmoid().sum()
-        low, high = (bias, high) if slope < 0 else (low, bias)
-    return bias
 
 
 class LAPS(Method):
@@ -268,26 +258,19 @@ class LAPS(Method):
 
     @torch.no_grad()
     def _start_rows(self) -> None:
-        """New rows along Σ⁻¹(μ_new − μ_no), as long as old rows are on average, with the bias that fits best."""
-        sample, parts = self._sample, self.memory.parts()
+        """Start new rows as discriminants between their class and everything else, as long as old rows on average."""
+        sample, n_old, rows = self._sample, self.step.n_old, self.student.classifier
         no = [(sample.of(0)[:NEGATIVES], float(sample.counts[0]))]
-        no += [(drawn(part, NEGATIVES, self._seed()), float(part.points.sum())) for part in parts.values()]
-        weight = torch.cat([torch.full((len(x),), count / max(1, len(x))) for x, count in no]).double()
-        x = torch.cat([x for x, _ in no]).double().cpu()
-        mean = (weight @ x) / weight.sum()
-        spread = ((x - mean).T * weight) @ (x - mean) / weight.sum()
-        spread += SHRINK * spread.diagonal().mean() * torch.eye(len(mean), dtype=x.dtype)
-        rows = self.student.classifier
-        length = rows.weight[1 : self.step.n_old].sum((2, 3)).norm(dim=1).mean().double().cpu()
+        memories = self.memory.parts().values()
+        no += [(drawn(part, NEGATIVES, self._seed()), float(part.points.sum())) for part in memories]
+        length = float(rows.weight[1:n_old].sum((2, 3)).norm(dim=1).mean())
+        rest = Rest([x for x, _ in no], [count for _, count in no])
         assert rows.bias is not None
-        for channel in range(self.step.n_old, self.step.classes):
-            own = sample.of(channel).double().cpu()
+        for channel in range(n_old, self.step.classes):
+            own = sample.of(channel)
             if len(own) > 0:
-                direction = F.normalize(torch.linalg.solve(spread, own.mean(0) - mean), dim=0) * length
-                each = self.own.positive * float(sample.counts[channel]) / len(own)
-                bias = best_bias(own @ direction, x @ direction, each, weight)
-                kernel = rows.weight.shape[2] * rows.weight.shape[3]
-                rows.weight[channel] = (direction / kernel).to(rows.weight)[:, None, None]
+                weight, bias = discriminant(own, self.own.positive * float(sample.counts[channel]), rest, length)
+                rows.weight[channel] = (weight / rows.weight[0, 0].numel()).to(rows.weight)[:, None, None]
                 rows.bias[channel] = bias
 
     # --- what is kept -----------------------------------------------------------------------------------------------
@@ -306,42 +289,3 @@ class LAPS(Method):
             self.iteration, self.seen = int(state["laps.iteration"]), state["laps.seen"].clone()
         if hasattr(self, "step") and self.step.number > 0:  # in the middle of a step
             self._prepare()
-
-
-class LAPSSoftmax(LAPS):
-    """For models that were trained with a softmax: a new row says yes or no against all old rows together."""
-
-    name = "laps-softmax"
-    summary = "LAPS on a softmax model: new rows answer against the log-sum-exp of the old ones"
-    decision: Decision = "softmax"
-    switches = {
-        "kd.kind": From("standard", "the old rows among themselves"),
-        "kd.normaliser": From("none", "a sum over classes, as in laps"),
-        "kd.weight": From(5.0, "as in laps"),
-    }
-
-    @torch.no_grad()
-    def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
-        kept = None if step.number > 0 else {n: p.clone() for n, p in student.classifier.named_parameters()}
-        super().begin_step(step, student, teacher)
-        rows = student.classifier
-        assert rows.bias is not None
-        if kept is None:
-            rows.weight[step.n_old :], rows.bias[step.n_old :] = rows.weight[0], rows.bias[0] - 3.0
-        else:
-            rows.load_state_dict(kept)
-
-    def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
-        return Method._over_pixels(self, batch, z, t) if self.step.number == 0 else super()._over_pixels(batch, z, t)
-
-    def _against_rest(self, z: Tensor) -> Tensor:
-        return z - z[:, : self.step.n_old].logsumexp(1, keepdim=True).detach()
-
-    def distilled(self, batch: Batch) -> Tensor:
-        keep = Method.distilled(
-            self, batch
-        )  # a softmax has no "no" for all old rows together: they learn nothing there
-        return keep if self.own.on_new == "teacher" else keep & ~self._labelled_new(batch)
-
-    def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
-        return t

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from sdrseg.methods.base import From, Method
 from sdrseg.methods.finetune import FineTune, Offline
+from sdrseg.methods.laps import LAPS
 from sdrseg.methods.sdr import SDR
 from sdrseg.variants import SparsityVariant
 
@@ -88,4 +89,22 @@ def _standard() -> list[type[Method]]:
     return made
 
 
-STUDIES = (*_ablation(), *_sparsity(), *_standard())
+def _laps() -> list[type[Method]]:
+    """LAPS with one thing left out or exchanged."""
+    rows: list[tuple[str, str, dict[str, Any]]] = [
+        ("no-replay", "LAPS without remembered features", {"laps__replay": 0.0, "laps__versus": 0.0}),
+        ("no-versus", "LAPS without the softmax of old and new rows", {"laps__versus": 0.0}),
+        ("small-start", "LAPS whose new rows start near zero", {"laps__init": "small"}),
+        ("prototype", "LAPS that remembers means and variances", {"laps__memory": "prototype"}),
+        ("features", "LAPS that remembers feature vectors", {"laps__memory": "features"}),
+        ("anchor", "LAPS whose embedding is anchored to the teacher's", {"laps__anchor": 2.0}),
+        ("drift", "LAPS whose memory follows the features", {"laps__drift": True}),
+        ("skip-new", "LAPS without distillation where the label is a new class", {"laps__on_new": "skip"}),
+        ("correct-new", 'LAPS whose old rows learn "no" where the label is a new class', {"laps__on_new": "no"}),
+    ]
+    return [
+        variant(LAPS, f"laps-{name}", summary, "docs/laps.md: ablation", **values) for name, summary, values in rows
+    ]
+
+
+STUDIES = (*_ablation(), *_sparsity(), *_standard(), *_laps())

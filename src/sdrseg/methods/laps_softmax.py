@@ -1,0 +1,55 @@
+"""LAPS for models that were trained with a softmax."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sdrseg.decision import Decision
+from sdrseg.methods.base import From, Method, StepInfo
+from sdrseg.methods.laps import LAPS
+
+if TYPE_CHECKING:
+    from sdrseg.data.batches import Batch
+    from sdrseg.network import Network
+
+
+class LAPSSoftmax(LAPS):
+    """A new row says yes or no against all old rows together, which stay as they are."""
+
+    name = "laps-softmax"
+    summary = "LAPS on a softmax model: new rows answer against the log-sum-exp of the old ones"
+    decision: Decision = "softmax"
+    switches = {
+        "kd.kind": From("standard", "the old rows among themselves"),
+        "kd.normaliser": From("none", "a sum over classes, as in laps"),
+        "kd.weight": From(5.0, "as in laps"),
+    }
+
+    @torch.no_grad()
+    def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
+        kept = None if step.number > 0 else {n: p.clone() for n, p in student.classifier.named_parameters()}
+        super().begin_step(step, student, teacher)
+        rows = student.classifier
+        assert rows.bias is not None
+        if kept is None:
+            rows.weight[step.n_old :], rows.bias[step.n_old :] = rows.weight[0], rows.bias[0] - 3.0
+        else:
+            rows.load_state_dict(kept)
+
+    def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
+        return Method._over_pixels(self, batch, z, t) if self.step.number == 0 else super()._over_pixels(batch, z, t)
+
+    def _against_rest(self, z: Tensor) -> Tensor:
+        return z - z[:, : self.step.n_old].logsumexp(1, keepdim=True).detach()
+
+    def distilled(self, batch: Batch) -> Tensor:
+        keep = Method.distilled(
+            self, batch
+        )  # a softmax has no "no" for all old rows together: they learn nothing there
+        return keep if self.own.on_new == "teacher" else keep & ~self._labelled_new(batch)
+
+    def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
+        return t
