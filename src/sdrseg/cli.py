@@ -11,6 +11,7 @@ import typer
 
 from sdrseg import __version__
 from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.extend import verbs as extending
 from sdrseg.study.verbs import add_verbs
 from sdrseg.threads import prepare
 
@@ -328,11 +329,13 @@ def import_base(
     print(f"imported base {BaseStore(bases).import_from(folder)}")
 
 
+extending.add_verbs(app)
 add_verbs(app)
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 success, 1 error, 2 wrong usage, 130 and 143 stopped by a signal, state saved."""
+    """Run a command. Exit codes: 0 success, 1 error, 2 wrong usage, 3 a demand on a model is missed, 130 and 143
+    stopped by a signal, state saved."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no failure

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from sdrseg.config import Config, config_from
 from sdrseg.data.ade20k import Ade20k
+from sdrseg.data.extended import Extended
 from sdrseg.data.folder import AnyFolder
 from sdrseg.data.shapes import Shapes
 from sdrseg.data.source import MAX_CLASSES, Source, Split
@@ -40,7 +41,7 @@ def register_source(source: S) -> S:
     return source
 
 
-for _source in (Voc, Ade20k, AnyFolder, Shapes):
+for _source in (Voc, Ade20k, AnyFolder, Shapes, Extended):
     register_source(_source)
 
 

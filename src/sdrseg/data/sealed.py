@@ -33,6 +33,9 @@ class Sealed(Source):
     def pair(self, id: str) -> tuple[Array, Array]:
         return self.inner.pair(self._open(id))
 
+    def labelled(self, id: str) -> frozenset[int] | None:
+        return self.inner.labelled(id)
+
     @property
     def coding(self) -> str:
         return self.inner.coding

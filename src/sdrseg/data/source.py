@@ -124,6 +124,10 @@ class Source(ABC):
             )
         return image, mask
 
+    def labelled(self, id: str) -> frozenset[int] | None:
+        """The classes that the mask of `id` tells about: a pixel without label may be any other. None: all classes."""
+        return None
+
     @property
     def coding(self) -> str:
         """What else decides the label maps, the same for all ids (a colour table, an ignore value)."""

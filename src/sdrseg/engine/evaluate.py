@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -17,12 +17,13 @@ from sdrseg.config import saved_config
 from sdrseg.config.sections import Eval
 from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batch, Batches, eval_batches
+from sdrseg.data.extended import Extended
 from sdrseg.data.index import map_with_threads
 from sdrseg.decision import Decision, decide
 from sdrseg.distributed import Processes
 from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.engine.glimpse import PICTURES, predicted_pictures
-from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job
+from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job, reopen_job
 from sdrseg.engine.saved import open_step
 from sdrseg.errors import DataError, SdrsegError, UsageError, nearest
 from sdrseg.files import write_json
@@ -53,7 +54,7 @@ def confusion(
     total = torch.zeros(classes, classes, dtype=torch.int64, device=fabric.device)
     for batch in batches:
         adapt()
-        for labels, logits in _answers(fabric, network, batch.to(fabric.device)):
+        for _, labels, logits in answers(fabric, network, batch.to(fabric.device)):
             decided = decide(logits, decision)
             total += multiclass_confusion_matrix(
                 decided, labels.long(), classes, ignore_index=VOID, validate_args=False
@@ -63,8 +64,11 @@ def confusion(
     return result
 
 
-def _answers(fabric: Fabric, network: Network, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-    """Labels and logits of a batch, whole; or of images too large for that in strips, as `sdrseg predict` sees them."""
+def answers(fabric: Fabric, network: Network, batch: Batch) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Labels and logits of a batch, whole; or of images too large for that in strips, as `sdrseg predict` sees them.
+
+    Each with the position in the batch of the first image that they belong to.
+    """
 
     def forward(images: Tensor) -> Tensor:
         with fabric.autocast():
@@ -75,26 +79,45 @@ def _answers(fabric: Fabric, network: Network, batch: Batch) -> Iterator[tuple[T
     if pixels <= LARGEST:
         together = len(batch.images) if pixels <= SMALL else max(1, 8 * SMALL // pixels)
         for first in range(0, len(batch.images), together):
-            yield batch.labels[first : first + together], forward(batch.images[first : first + together])
+            yield first, batch.labels[first : first + together], forward(batch.images[first : first + together])
         return
-    for image, labels in zip(batch.images, batch.labels, strict=True):
+    for number, (image, labels) in enumerate(zip(batch.images, batch.labels, strict=True)):
         tile = SIDES[0]
         for top, logits in logit_strips(
             image, forward, tile=tile, overlap=tile // 4, multiple=network.multiple, batch_size=1
         ):
-            yield labels[None, top : top + logits.shape[1]], logits[None]
+            yield number, labels[None, top : top + logits.shape[1]], logits[None]
 
 
-def score(job: Job, step: Step, network: Network, decision: Decision, transform: str | None = None) -> StepScore:
-    """The scores of a network on the images of a step; `transform`: another than eval.transform."""
+def score(
+    job: Job,
+    step: Step,
+    network: Network,
+    decision: Decision,
+    transform: str | None = None,
+    ids: Sequence[str] | None = None,
+) -> StepScore:
+    """The scores of a network on the images of a step; `transform`: another than eval.transform. `ids`: some of them.
+
+    Where masks tell about some classes only (`Source.labelled`), background counts only where one of these is
+    predicted: elsewhere nobody knows whether the prediction is right.
+    """
     config = job.config
     if transform is not None:
         config = replace(config, eval=replace(config.eval, transform=transform))  # type: ignore[arg-type]
     last = job.scenario[-1]
     sizes = job.indexes[step.test_split].size_by_id
     cache = job.cache("score", step.test_split, sorted({*last.test_ids, *step.test_ids}))
-    batches = eval_batches(job.source, step.test_ids, sizes, step.test_table, config, share=job.share, cache=cache)
-    matrix = confusion(job.fabric, network, batches, len(step.channels), decision)
+    alike: dict[frozenset[int] | None, list[str]] = {}
+    for id in step.test_ids if ids is None else ids:
+        alike.setdefault(job.source.labelled(id), []).append(id)
+    matrix = np.zeros((len(step.channels),) * 2, np.int64)
+    for told, some in alike.items():
+        batches = eval_batches(job.source, some, sizes, step.test_table, config, share=job.share, cache=cache)
+        found = confusion(job.fabric, network, batches, len(step.channels), decision)
+        if told is not None:
+            found[0, [c not in told for c in step.channels]] = 0
+        matrix += found
     names = tuple(job.scenario.classes[c] for c in step.channels)
     return StepScore(step.number, names, len(job.scenario[0].channels), matrix)
 
@@ -170,6 +193,11 @@ def summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]
     return result
 
 
+def at_hand(job: Job, step: Step) -> bool:
+    """Whether all images that a step is scored on are there; old ones of an extended run may be gone."""
+    return job.indexes[step.test_split].size_by_id.keys() >= set(step.test_ids)
+
+
 def score_again(
     run: str | Path, data: str | Path | None = None, *, transform: str | None = None
 ) -> list[dict[str, Any]]:
@@ -186,20 +214,30 @@ def score_again(
     if not folder.has_metrics(0):
         raise SdrsegError(f"{out}: no step of this run is finished yet. Wait, or resume training.")
     config = saved_config(saved["config"], str(out / "config.json"))
-    job = prepare_job(parse_spec(saved["spec"]), "ft", config, data, out, None, None)  # scoring needs no method
+    spec = parse_spec(saved["spec"])
+    if spec.source == Extended.name:
+        job = reopen_job(out, config)
+    else:
+        job = prepare_job(spec, "ft", config, data, out, None, None)  # scoring needs no method
     known = (out / "scenario.json").exists()
     difference = data_difference(job, folder.read_json("scenario.json")) if known else None
     results = []
     for step in job.scenario:
-        if folder.has_metrics(step.number):
-            now = {**score_saved(job, step, transform).to_dict(), "scored_on": job.scored_on}
-            if transform not in (None, config.eval.transform):
-                results.append({**now, "transform": transform, "same": None})
-                continue
-            then = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}
-            results.append({**now, "same": now == then})
-            if now != then:
-                results[-1] |= {"miou_then": then["miou"], "difference": difference}
+        if not folder.has_metrics(step.number):
+            continue
+        then = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}
+        if not at_hand(job, step):
+            reason = f"step {step.number}: images that it was scored on are gone; these are the scores from then."
+            results.append({**then, "same": None, "difference": reason})
+            continue
+        own = isinstance(job.source, Extended)  # each of its steps was scored in a run of its own
+        now = {**score_saved(job, step, transform).to_dict(), "scored_on": then["scored_on"] if own else job.scored_on}
+        if transform not in (None, config.eval.transform):
+            results.append({**now, "transform": transform, "same": None})
+            continue
+        results.append({**now, "same": now == then})
+        if now != then:
+            results[-1] |= {"miou_then": then["miou"], "difference": difference}
     job.display.close()
     return results
 

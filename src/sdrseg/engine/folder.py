@@ -148,7 +148,7 @@ class RunFolder:
         self._lock = lock
         _HELD.add(here)
 
-    def note_environment(self, device: str, world: int) -> None:
+    def note_environment(self, device: str, world: int, data: Path | None = None) -> None:
         """Add this start to environment.json: a resumed run may have seen several machines."""
         versions = {}
         for package in PACKAGES:
@@ -164,6 +164,7 @@ class RunFolder:
             "device": device,
             "processes": world,
             "cores": os.cpu_count(),
+            "data": None if data is None else str(data.resolve()),
             "packages": versions,
         }
         known = self.read_json("environment.json") if (self.path / "environment.json").exists() else []

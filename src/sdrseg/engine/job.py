@@ -15,6 +15,7 @@ from sdrseg.config import Config
 from sdrseg.data import open_source
 from sdrseg.data.batches import train_order
 from sdrseg.data.cache import PixelCache
+from sdrseg.data.extended import Extended
 from sdrseg.data.index import ClassIndex, class_index
 from sdrseg.data.order import Share
 from sdrseg.data.pool import ImagePool, Purpose
@@ -51,6 +52,12 @@ class Job:
     interruption: Interruption
     log: Log | NoLog = field(default_factory=NoLog)
     images: ImagePool = field(default_factory=ImagePool)
+    data: Path | None = None
+    """The folder that holds the data set."""
+    replays: bool = False
+    """Whether old images with labels are trained on, too."""
+    earlier_digests: dict[str, str] = field(default_factory=dict)
+    """Of masks that earlier steps of an extended run have seen and that may be gone."""
 
     @property
     def synchronised(self) -> bool:
@@ -89,12 +96,17 @@ class Job:
             return None
         return self.images.cache(purpose, self.source, self.indexes[split], ids, self.config, self.fabric.device)
 
+    def watched(self, step: Step) -> tuple[str, ...]:
+        """The images that are scored while a step is trained: held-out ones of its own data in an extended run."""
+        return step.val_ids if isinstance(self.source, Extended) else step.test_ids
+
     @property
     def scored_on(self) -> str:
-        return scored_on(self.config)
+        return EXTENDED_IMAGES if isinstance(self.source, Extended) else scored_on(self.config)
 
 
 TEST_IMAGES = "the test images"
+EXTENDED_IMAGES = "the old test images that are at hand and the held-out images of each extension"
 
 
 def scored_on(config: Config) -> str:
@@ -114,15 +126,47 @@ def prepare_job(
     source = open_source(spec.source, data, config)
     if config.train.holdout > 0:
         source = Sealed(source)
-    with progress(f"reading {spec.source}") as report:
+    indexes = read_masks(source)
+    scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **config.scenario_policy())
+    job = make_job(method, config, source, indexes, scenario, out, bases, display)
+    job.data = data
+    return job
+
+
+def reopen_job(out: Path, config: Config) -> Job:
+    """An extended run as its folder describes it, to score its models again."""
+    source = Extended.open(out, config)
+    saved = RunFolder(out).read_json("scenario.json")
+    scenario = Scenario.from_dict(saved, out / "scenario.json")
+    job = make_job(find_method("ft"), config, source, read_masks(source), scenario, out, None, None)
+    job.earlier_digests = saved["mask_digests"]
+    return job
+
+
+def read_masks(source: Source) -> dict[Split, ClassIndex]:
+    """What the masks hold, if all of them can be used."""
+    with progress(f"reading {source.name}") as report:
         indexes: dict[Split, ClassIndex] = {split: class_index(source, split, report) for split in ("train", "val")}
     for index in indexes.values():
         index.require_sound(source)
-    scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **config.scenario_policy())
+    return indexes
+
+
+def make_job(
+    method: type[Method],
+    config: Config,
+    source: Source,
+    indexes: dict[Split, ClassIndex],
+    scenario: Scenario,
+    out: Path,
+    bases: Path | None,
+    display: Any,
+) -> Job:
+    """A job of parts that are known; the devices are found here."""
     fabric = make_fabric(config)
     processes = Processes()
     return Job(
-        spec=str(spec),
+        spec=str(scenario.spec),
         method=method,
         config=config,
         source=source,
@@ -142,7 +186,7 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
     if job.folder.open(identity, job.config) and (job.folder.path / "scenario.json").exists():
         _require_same_data(job, job.folder.read_json("scenario.json"))
     device = _device_name(job.fabric.device)
-    job.folder.note_environment(device, job.processes.world)
+    job.folder.note_environment(device, job.processes.world, job.data)
     write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": _digests(job)})
     trackers = Trackers(job.config.run.loggers, job.folder.path, identity, job.config.to_dict())
     job.log = Log(job.folder.path, trackers)
@@ -155,7 +199,8 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
 
 
 def _digests(job: Job) -> dict[str, str]:
-    return {i: d.tobytes().hex() for x in job.indexes.values() for i, d in zip(x.ids, x.digests, strict=True)}
+    now = {i: d.tobytes().hex() for x in job.indexes.values() for i, d in zip(x.ids, x.digests, strict=True)}
+    return job.earlier_digests | now
 
 
 def _require_same_data(job: Job, saved: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.best import require_held_out_scores
 from sdrseg.engine.class_weights import require_class_weights
 from sdrseg.engine.evaluate import offline_iou, require_held_out, score_also, score_step, summarise
-from sdrseg.engine.job import open_run_folder, prepare_job, scored_on
+from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.optimiser import learning_rates
-from sdrseg.engine.step import assemble, require_variances, train_step
+from sdrseg.engine.step import Assembled, assemble, require_variances, train_step
 from sdrseg.engine.trackers import require_trackers
 from sdrseg.methods import limits_in, method_layers, own_sections, resolve_method
 from sdrseg.methods.finetune import Offline
@@ -74,19 +74,43 @@ def train(
     identity = {"spec": str(spec), "method": method_name, "preset": preset, "recipe": RECIPE}
     if code := file_digest(job.method):
         identity["method_code"] = code
+    said = [
+        f"{section}.{key} is capped at {most:g} for generated data (see docs/methods.md)"
+        for section, key, most in limits_in(layers)
+        if getattr(getattr(config, section), key) == most
+    ]
+    if issubclass(job.method, Offline) and len(job.scenario) > 1:
+        say = f"warning: with several steps, {method_name} is fine-tuning, not an upper bound"
+        said.append(f"{say}. For that, train {spec.source}:offline.")
+    return carry_out(job, identity, ready, bound, said=said, after_step=after_step)
+
+
+def carry_out(
+    job: Job,
+    identity: dict[str, Any],
+    ready: Assembled | None = None,
+    bound: dict[str, float | None] | None = None,
+    *,
+    said: Sequence[str] = (),
+    prepare: Callable[[], None] = lambda: None,
+    after_step: Callable[[StepScore], None] | None = None,
+) -> dict[str, Any]:
+    """Take the run folder, train and score every step that is not done yet, and return the summary.
+
+    `ready`: step 0, if assembled already. `said`: what to say at the beginning. `prepare` is called in every process
+    when the folder is there.
+    """
+    config = job.config
     try:
         if job.processes.rank == 0:
             open_run_folder(job, identity)
             keep_source(job.method, job.folder.path)
+        prepare()
         rates = [learning_rates(config.of_step(number)) for number in range(min(2, len(job.scenario)))]
         spoken = ", then ".join(f"{low:g}" + (f" (decoder {high:g})" if high != low else "") for low, high in rates)
-        job.display.say(f"preset {preset}, learning rate {spoken}")
-        if issubclass(job.method, Offline) and len(job.scenario) > 1:
-            say = f"warning: with several steps, {method_name} is fine-tuning, not an upper bound"
-            job.display.say(f"{say}. For that, train {spec.source}:offline.")
-        for section, key, most in limits_in(layers):
-            if getattr(getattr(config, section), key) == most:
-                job.display.say(f"{section}.{key} is capped at {most:g} for generated data (see docs/methods.md)")
+        job.display.say(f"preset {identity['preset']}, learning rate {spoken}")
+        for sentence in said:
+            job.display.say(sentence)
         job.fabric.barrier()
         with job.interruption:
             for step in job.scenario:

@@ -6,9 +6,33 @@ from pathlib import Path
 
 from sdrseg.config.net import Net
 from sdrseg.decision import Decision, read_decision
-from sdrseg.engine.folder import load_part, read_meta
+from sdrseg.engine.folder import RunFolder, load_part, read_meta
 from sdrseg.errors import SdrsegError, first_line
 from sdrseg.network import Network, build_network
+
+
+def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:
+    """The folder of a step, and that of its run (None where a step's folder lies alone)."""
+    if not path.exists():
+        raise SdrsegError(f"{path}: no such run, step or .onnx file.")
+    if (path / "config.json").exists():
+        folder = RunFolder(path)
+        done = sorted(int(p.name) for p in path.glob("steps/*") if p.name.isdigit() and folder.has_model(int(p.name)))
+        if not done:
+            raise SdrsegError(f"{path}: no step of this run is finished yet. Wait, or resume training.")
+        if step is not None and step not in done:
+            raise SdrsegError(f"{path}: step {step} is not finished; there are {', '.join(map(str, done))}.")
+        return folder.step(done[-1] if step is None else step), path
+    if (path / "meta.json").exists():
+        if step is not None and path.name != str(step):
+            raise SdrsegError(f"{path} is one step already; leave out step {step}.")
+        above = path.resolve().parent.parent
+        return path, above if (above / "config.json").exists() else None
+    if path.parent.name == "steps" and path.name.isdigit():
+        raise SdrsegError(f"{path}: this step is not finished (there is no meta.json).")
+    raise SdrsegError(
+        f"{path}: not a run (there is no config.json). Give the folder that was the --out of `sdrseg train`."
+    )
 
 
 def open_step(step: Path, net: Net) -> tuple[Network, Decision]:

@@ -132,7 +132,7 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
             job.folder.save_state(tensors, now)
 
     def take_score(epoch: int) -> float | None:
-        miou = score(job, step, student, method.decision).miou()
+        miou = score(job, step, student, method.decision, ids=job.watched(step)).miou()
         job.log.write("validate", step=step.number, epoch=epoch, miou=miou, scored_on=job.scored_on)
         job.display.validated(step.number, epoch, miou)
         return miou["all"]
@@ -209,7 +209,8 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
             network.keep_stages = method.needs_stages
             network.place_on(job.fabric.device)
     weights = class_weights(config, step, job.indexes["train"], job.scenario.classes)
-    method.begin_step(StepInfo(step.number, old, new, job.protocol, decision, weights), student, teacher)
+    info = StepInfo(step.number, old, new, job.protocol, decision, weights, job.replays)
+    method.begin_step(info, student, teacher)
     require_super(method, "begin_step", "step")
     student.place_on(job.fabric.device)
     student.train()

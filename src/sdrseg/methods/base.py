@@ -48,6 +48,8 @@ class StepInfo:
     teacher_decision: Decision = "softmax"
     class_weights: tuple[float, ...] | None = None
     """Of each channel, in the cross-entropy; None: all alike."""
+    old_labels: bool = False
+    """Whether some images are labelled with old classes, though others are not: replayed ones."""
 
     @property
     def classes(self) -> int:

@@ -54,8 +54,9 @@ class PixelTerms:
 
     @property
     def relabels(self) -> bool:
-        """Whether `relabel` may change labels."""
-        return self.config.pseudo.threshold > 0 or type(self).relabel is not PixelTerms.relabel
+        """Whether labels may name old classes: `relabel` put them there, or images are replayed."""
+        relabelled = self.config.pseudo.threshold > 0 or type(self).relabel is not PixelTerms.relabel
+        return relabelled or self.step.old_labels
 
     def relabel(self, batch: Batch, teacher: Output | None) -> Batch:
         """The batch with the labels that the terms see: background becomes an old class where the teacher is sure."""

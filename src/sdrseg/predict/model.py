@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,6 +30,9 @@ from sdrseg.tiles import (
     tile_count,
     whole_canvas,
 )
+
+if TYPE_CHECKING:
+    from sdrseg.extend.run import Extension
 
 CPU = torch.device("cpu")
 Tick = Callable[[int], None]
@@ -117,6 +121,19 @@ class Model:
             waiting.append(pixels)
             held += pixels.size
         yield from self.predict_many(waiting, **given, probabilities=probabilities)
+
+    def extend(
+        self, data: str | Path, *, classes: Sequence[str] | None = None, out: str | Path, **options: Any
+    ) -> Extension:
+        """Add classes, with a folder of images in which they are labelled, and write a new run to `out`.
+
+        `options` are those of `sdrseg.extend.run.extend`; `sdrseg.load(out)` is the new model.
+        """
+        from sdrseg.extend.run import extend
+
+        if self.network is None:
+            raise SdrsegError("An ONNX file cannot be extended. Load the run that it was exported from.")
+        return extend(self.facts["path"], data, out, classes=classes, **options)
 
     def tiles(self, height: int, width: int, *, tile: int | None = None, overlap: int | None = None) -> int:
         """How many tiles an image of this size is cut into."""

@@ -14,7 +14,7 @@ from sdrseg.errors import SdrsegError, quantity
 from sdrseg.labels import VOID
 from sdrseg.scenario import selection
 from sdrseg.scenario.lists import ClassLists
-from sdrseg.scenario.spec import Spec, class_lists, draw
+from sdrseg.scenario.spec import Spec, class_lists, draw, parse_spec
 
 Table = NDArray[np.uint8]
 
@@ -116,6 +116,18 @@ class Scenario:
             ],
             "warnings": list(self.warnings),
         }
+
+    @classmethod
+    def from_dict(cls, saved: Any, origin: object) -> Scenario:
+        """What `to_dict` wrote into the file `origin`."""
+        try:
+            steps = tuple(_read_step(step, number) for number, step in enumerate(saved["steps"]))
+            names = tuple(str(name) for name in saved["classes"])
+            if any(not 0 <= c < len(names) for step in steps for c in step.channels):
+                raise ValueError("a class without a name")
+            return cls(parse_spec(saved["spec"]), names, steps, tuple(map(str, saved["warnings"])))
+        except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
+            raise SdrsegError(f"{origin}: no scenario of a run ({error}). Restore it from a copy.") from error
 
 
 def build_scenario(
@@ -219,6 +231,20 @@ def _with_any(images: Labelled, classes: Sequence[int], among: set[str] | None =
     wanted = [c for c in classes if c != 0]
     found = (images.ids[i] for i in np.flatnonzero(images.present[:, wanted].any(axis=1)))
     return tuple(id for id in found if among is None or id in among)
+
+
+def _read_step(saved: Any, number: int) -> Step:
+    """A step as `Scenario.to_dict` writes it."""
+    values: dict[str, Any] = {f: tuple(map(str, saved[f])) for f in ("train_ids", "val_ids", "test_ids")}
+    values |= {f: tuple(map(int, saved[f])) for f in ("new", "old", "future")}
+    for name in ("train_table", "val_table", "test_table"):
+        values[name] = table = np.array(saved[name], np.uint8)
+        table.flags.writeable = False
+        if table.shape != (256,):
+            raise ValueError(f"{name} of step {number}")
+    if saved["test_split"] not in ("train", "val"):
+        raise ValueError(f"test_split of step {number}")
+    return Step(number=number, test_split=saved["test_split"], **values)
 
 
 def _table(mapping: dict[int, int]) -> Table:

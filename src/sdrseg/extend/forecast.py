@@ -1,0 +1,98 @@
+"""What to expect before anything is trained: how much data there is, look-alikes, time and memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sdrseg.data.augment import normalise
+from sdrseg.data.batches import eval_batches, train_order
+from sdrseg.engine.evaluate import confusion
+from sdrseg.engine.job import Job
+from sdrseg.engine.saved import open_step
+from sdrseg.extend.plan import Plan
+
+LOOKED_AT = 100
+"""Training images in which look-alikes are counted."""
+NOTABLE = 0.05
+"""The share of a new class's pixels from which an old class is called a look-alike."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Before training."""
+
+    images: dict[str, int]  # of each new class
+    trained: int  # images in all
+    held_out: int
+    lookalikes: dict[str, dict[str, float]]  # new class -> old class -> share of its pixels
+    iterations: int
+    seconds: float
+    gibibytes: float  # of memory, beside what is decoded
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def sentences(self) -> list[str]:
+        counts = ", ".join(f"{name} in {count}" for name, count in self.images.items())
+        lines = [f"{self.trained} training images ({counts}), {self.held_out} held out"]
+        for name, old in self.lookalikes.items():
+            lines += [f"{100 * share:.0f} % of {name} pixels are '{other}' now" for other, share in old.items()]
+        about = f"{self.seconds:.0f} seconds" if self.seconds < 120 else f"{self.seconds / 60:.0f} minutes"
+        lines.append(
+            f"{self.iterations} iterations at most: about {about} of training, {self.gibibytes:.1f} GiB of memory"
+        )
+        return lines
+
+
+def forecast(job: Job, plan: Plan) -> Forecast:
+    """Look at the new images with the old model, and time one image."""
+    step, config = plan.step, job.config.of_step(plan.step.number)
+    network, decision = open_step(plan.parent.folder, plan.parent.step, config.net)
+    network.place_on(job.fabric.device)
+    n_old, index = len(step.old), plan.indexes["train"]
+    own = [id for id in step.train_ids if id in set(plan.new.train_ids)]
+    some = own[:: max(1, len(own) // LOOKED_AT)]
+    batches = eval_batches(plan.source, some, index.size_by_id, step.train_table, config, share=job.share)
+    matrix = confusion(job.fabric, network, batches, len(step.channels), decision)
+    alike: dict[str, dict[str, float]] = {}
+    for channel, name in enumerate((plan.scenario.classes[c] for c in step.new), n_old):
+        shares = matrix[channel, 1:n_old] / max(1, matrix[channel].sum())
+        found = {plan.parent.classes[c + 1]: float(shares[c]) for c in shares.argsort()[::-1] if shares[c] >= NOTABLE}
+        alike[name] = found
+    iterations = len(train_order(step.train_ids, config, job.share))
+    seconds, saved = _one_image(job, network, config.data.crop)
+    batch = config.train.batch_size
+    weights = sum(p.numel() for p in network.parameters()) * 4
+    memory = (batch * saved + 4 * weights) / 2**30  # student, gradient, momentum, teacher
+    return Forecast(
+        plan.new.images, len(step.train_ids), len(step.val_ids), alike, iterations, iterations * batch * seconds, memory
+    )
+
+
+def _one_image(job: Job, network: Any, crop: int) -> tuple[float, int]:
+    """Seconds for one crop, forward with a teacher and backward, and the bytes kept for the backward pass."""
+    network.eval()
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    image = normalise(torch.zeros(1, 3, crop, crop, dtype=torch.uint8, device=job.fabric.device))
+    for _ in range(2):  # the first time takes longer
+        start = time.monotonic()
+        with job.fabric.autocast():
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                loss = network(image).logits.float().mean()
+            with torch.no_grad():
+                network(image)
+        loss.backward()
+        if job.fabric.device.type == "cuda":
+            torch.cuda.synchronize(job.fabric.device)
+        seconds = time.monotonic() - start
+    network.zero_grad(set_to_none=True)
+    return seconds, sum(kept.values())

@@ -1,0 +1,208 @@
+"""The images of new classes: which classes they label, what is wrong with them, and what their labels become."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sdrseg.config import Config
+from sdrseg.data import open_source
+from sdrseg.data.extended import Part
+from sdrseg.data.index import ClassIndex, class_index
+from sdrseg.data.source import MAX_CLASSES, Source, Split
+from sdrseg.errors import DataError, UsageError, nearest, quantity
+from sdrseg.extend.parent import Parent
+from sdrseg.labels import VOID
+from sdrseg.terminal import progress
+
+Unlabelled = Literal["background", "ignore"]
+Protocol = Literal["overlapped", "sequential"]
+FEW = 10
+"""Images below which a class is said to be rarely learned well."""
+SEVERAL: tuple[Split, ...] = ("train", "val")
+
+
+@dataclass(frozen=True)
+class NewData:
+    """A folder with images of new classes, as the extended run will see it."""
+
+    classes: tuple[str, ...]  # of the whole: those of the model, then what is new
+    new: tuple[int, ...]  # the new ones, as positions in `classes`
+    parts: tuple[Part, ...]
+    train_ids: tuple[str, ...]  # with their prefix
+    val_ids: tuple[str, ...]
+    images: dict[str, int]  # of each new class, in training
+    protocol: Protocol
+    notes: tuple[str, ...]
+
+
+def read_new_data(
+    parent: Parent,
+    folder: Path,
+    wanted: Sequence[str] | None,
+    *,
+    unlabelled: Unlabelled = "background",
+    negatives: bool = False,
+    protocol: Protocol | None = None,
+) -> NewData:
+    """Open a folder and check all that can be wrong with it, before any work is done."""
+    source = open_source("folder", folder, Config())
+    names = new_names(parent, source, wanted, folder)
+    indexes = {split: _index(source, split) for split in SEVERAL}
+    own = [source.classes.index(name) for name in names]
+    notes = list(source.notes)
+    chosen = _protocol(parent, source, indexes, folder, protocol)
+    classes = (*parent.scenario.classes, *(n for n in names if n not in parent.scenario.classes))
+    if len(classes) > MAX_CLASSES:
+        raise UsageError(f"{len(classes)} classes are too many: a model can have {MAX_CLASSES}, background included.")
+    new = tuple(classes.index(name) for name in names)
+    known = set(parent.classes)
+    others = [n for n in source.classes[1:] if n not in names and n not in known and _pixels(indexes, source, n)]
+    if others:
+        what = "background" if unlabelled == "background" else "ignored"
+        notes.append(f"{folder} also labels {', '.join(others)}; they are not in --classes and become {what}.")
+
+    trained: tuple[Split, ...] = ("train",)
+    scored: tuple[Split, ...] = ("val",)
+    if not indexes["train"].ids or not indexes["train"].present[:, own].any():
+        trained = SEVERAL  # so few images that all were held out
+        scored = ()
+    elif not indexes["val"].ids:
+        scored = ()
+    prefix = f"step{parent.step + 1}/"
+    rest = 0 if unlabelled == "background" else VOID
+    part = Part(
+        step=parent.step + 1,
+        source="folder",
+        data=str(folder.resolve()),
+        shapes={},
+        prefix=prefix,
+        names=source.classes,
+        classes=tuple(_whole(name, names, classes, parent, chosen, rest) for name in source.classes),
+        labelled=new if chosen == "overlapped" else None,
+        train=trained,
+        val=scored,
+    )
+    parts = [part]
+    if not scored:
+        notes.append(
+            f"{folder}: no image is held out, so the new classes are scored on the training images: these scores say "
+            f"little. Add images, or a folder val."
+        )
+        parts.append(replace(part, prefix=f"{prefix}again/", train=(), val=trained))
+    inside = [
+        (id, row) for split in trained for id, row in zip(indexes[split].ids, indexes[split].present, strict=True)
+    ]
+    images = {name: sum(bool(row[c]) for _, row in inside) for name, c in zip(names, own, strict=True)}
+    if empty := [name for name, count in images.items() if count == 0]:
+        raise DataError(
+            f"{folder}: no training image shows {', '.join(empty)}. Leave the class out of --classes, or add images "
+            f"(`sdrseg data {folder}` counts every class)."
+        )
+    for name, count in images.items():
+        if count < FEW:
+            notes.append(f"{name} is in {quantity(count, 'training image')}; {FEW} or more are advisable.")
+    train_ids = sorted(prefix + id for id, row in inside if negatives or row[own].any())
+    held = [parts[-1].prefix + id for split in parts[-1].val for id in indexes[split].ids]
+    notes += _sizes(parent, indexes, folder)
+    return NewData(classes, new, tuple(parts), tuple(train_ids), tuple(sorted(held)), images, chosen, tuple(notes))
+
+
+def read_replay(parent: Parent, folder: Path, whole: Sequence[str]) -> tuple[Part, tuple[str, ...]]:
+    """Old images with labels, to be trained on beside the new ones: all of them, whatever split they are in."""
+    source = open_source("folder", folder, Config())
+    known = [name for name in source.classes[1:] if name in parent.classes]
+    if not known:
+        raise DataError(
+            f"--replay {folder}: none of its classes ({', '.join(source.classes[1:])}) is one of the model "
+            f"({', '.join(parent.classes[1:])}). Give labelled images of old classes."
+        )
+    indexes = {split: _index(source, split) for split in SEVERAL}
+    part = Part(
+        step=parent.step + 1,
+        source="folder",
+        data=str(folder.resolve()),
+        shapes={},
+        prefix=f"replay{parent.step + 1}/",
+        names=source.classes,
+        classes=tuple(whole.index(name) if name in whole and n > 0 else 0 for n, name in enumerate(source.classes)),
+        train=SEVERAL,
+    )
+    ids = tuple(sorted(part.prefix + id for index in indexes.values() for id in index.ids))
+    return part, ids
+
+
+def new_names(parent: Parent, source: Source, wanted: Sequence[str] | None, folder: Path) -> list[str]:
+    """The classes to add: those that were asked for, or all of the folder that the model does not know."""
+    there, known = list(source.classes[1:]), parent.classes
+    if wanted is None:
+        if not (found := [name for name in there if name not in known]):
+            raise UsageError(f"{folder}: the model knows all of its classes already ({', '.join(there)}).")
+        return found
+    names = [name.strip() for name in wanted if name.strip()]
+    if not names or len(set(names)) < len(names):
+        raise UsageError(f"--classes {','.join(wanted)}: name each new class once.")
+    for name in names:
+        if name in known:
+            came = parent.meta["classes"][known.index(name)]["step"]
+            raise UsageError(
+                f"--classes {name}: the model has a class of this name, since step {came}. If it is another one, "
+                f"rename it in {folder} or in the model (`sdrseg classes {parent.folder.path} --rename {name}=NAME`)."
+            )
+        if name not in there:
+            raise UsageError(f"--classes {name}: {folder} has no such class{nearest(name, there)}")
+    return names
+
+
+def _index(source: Source, split: Split) -> ClassIndex:
+    with progress("reading the new images") as report:
+        index = class_index(source, split, report)
+    index.require_sound(source)
+    return index
+
+
+def _pixels(indexes: dict[Any, ClassIndex], source: Source, name: str) -> bool:
+    return any(index.present[:, source.classes.index(name)].any() for index in indexes.values())
+
+
+def _whole(
+    name: str, names: Sequence[str], classes: Sequence[str], parent: Parent, protocol: Protocol, rest: int
+) -> int:
+    """What a class of the folder is in the whole."""
+    if name in names or (protocol == "sequential" and name in parent.classes[1:]):
+        return classes.index(name)
+    return rest
+
+
+def _protocol(
+    parent: Parent, source: Source, indexes: dict[Any, ClassIndex], folder: Path, wish: Protocol | None
+) -> Protocol:
+    """The one that was asked for; where masks hold old classes nobody can guess it."""
+    if wish is not None:
+        return wish
+    old = [name for name in source.classes[1:] if name in parent.classes[1:] and _pixels(indexes, source, name)]
+    if not old:
+        return "overlapped"
+    column = [source.classes.index(name) for name in old]
+    images = sum(int(index.present[:, column].any(axis=1).sum()) for index in indexes.values())
+    raise UsageError(
+        f"{folder}: {quantity(images, 'mask')} also label classes that the model knows: {', '.join(old)}. If the masks "
+        f"label every old class that is to be seen, add --protocol sequential, and they are learned too. If only some "
+        f"are labelled, add --protocol overlapped, and they count as unlabelled."
+    )
+
+
+def _sizes(parent: Parent, indexes: dict[Any, ClassIndex], folder: Path) -> list[str]:
+    """A note where the images are much smaller or larger than what the model was trained on."""
+    shorter = np.concatenate([index.sizes.min(axis=1) for index in indexes.values()])
+    crop, middle = parent.config.data.crop, float(np.median(shorter))
+    if crop / 2 <= middle <= 4 * crop:
+        return []
+    return [
+        f"{folder}: the shorter side of its images is {middle:.0f} pixels; the model was trained on crops of {crop}. "
+        f"Objects of another size than there may be learned badly: resize the images, if you can."
+    ]

@@ -1,0 +1,150 @@
+"""The model that is extended: a finished step of a run, with all that the run knows about it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sdrseg.config import Config, saved_config
+from sdrseg.data.extended import CHAIN, Part, read_chain
+from sdrseg.decision import Decision, read_decision
+from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.saved import find_step, read_meta
+from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.files import write_json
+from sdrseg.scenario import SOURCES, Scenario, parse_spec
+
+STEP_FILES = ("model.safetensors", "memory.safetensors", "metrics.json", "extension.json")
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A finished step of a run, and the steps before it."""
+
+    folder: RunFolder
+    step: int
+    meta: dict[str, Any]
+    config: Config
+    scenario: Scenario  # up to this step
+    digests: dict[str, str]  # of the masks it was trained and scored on
+    parts: tuple[Part, ...]  # its data, as far as they are at hand
+    gone: tuple[str, ...]  # why other data are not
+    score_background: bool
+    changes: tuple[Any, ...]  # of its classes, for the history
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of its classes by channel."""
+        return [str(c["name"]) for c in self.meta["classes"]]
+
+    @property
+    def decision(self) -> Decision:
+        return read_decision(self.meta.get("decision", "softmax"), self.folder.step(self.step) / "meta.json")
+
+    @property
+    def sha256(self) -> str:
+        return str(self.meta["files"]["model"]["sha256"])
+
+    @property
+    def source(self) -> str:
+        """The name of the data set that it began with."""
+        return self.parts[0].source if self.parts else parse_spec(str(self.scenario.spec)).source
+
+
+def read_parent(model: Path, step: int | None = None, old_data: Path | None = None) -> Parent:
+    """The last finished step of a run, or `step`. `old_data`: where the data of the run are now."""
+    if model.is_file():
+        raise UsageError(f"{model}: a file cannot be extended. Give the folder of a run, or a step of it.")
+    place, run = find_step(model, step)
+    if run is None:
+        raise UsageError(f"{place}: a step without its run cannot be extended. Give the whole folder of the run.")
+    folder, meta = RunFolder(run), read_meta(place)
+    if not place.name.isdigit():
+        raise UsageError(f"{place}: not a step of {run}.")
+    number = int(place.name)
+    saved = folder.read_json("config.json")
+    config = saved_config({**saved["config"], "net": meta["net"]}, str(run / "config.json"))
+    told = folder.read_json("scenario.json")
+    scenario = Scenario.from_dict(told, run / "scenario.json")
+    scenario = replace(scenario, steps=scenario.steps[: number + 1])
+    score_background, changes = bool(scenario[0].test_table[0] == 0), ()
+    if (run / CHAIN).exists():
+        chain = read_chain(run)
+        known = [replace(part, train=()) for part in chain["parts"] if part.step <= number]
+        score_background, changes = bool(chain["score_background"]), tuple(chain["changes"])
+        if old_data is not None:
+            known = [replace(p, data=str(old_data.resolve())) if p.step == 0 else p for p in known]
+    else:
+        known = [_first_part(folder, scenario, config, old_data)]
+    parts, gone = _at_hand(known)
+    if old_data is not None and gone:
+        raise SdrsegError(f"--old-data {old_data}: {gone[0]}")
+    return Parent(folder, number, meta, config, scenario, told["mask_digests"], parts, gone, score_background, changes)
+
+
+def _first_part(folder: RunFolder, scenario: Scenario, config: Config, old_data: Path | None) -> Part:
+    """The data set of an ordinary run: where it was when the run was last started."""
+    starts = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else []
+    last = starts[-1].get("data") if isinstance(starts, list) and starts and isinstance(starts[-1], dict) else None
+    return Part(
+        step=0,
+        source=scenario.spec.source,
+        data=str(old_data.resolve()) if old_data is not None else last,
+        shapes=config.to_dict()["shapes"],
+        prefix="",
+        names=scenario.classes,
+        classes=tuple(range(len(scenario.classes))),
+        val=(scenario[-1].test_split,),
+    )
+
+
+def _at_hand(parts: list[Part]) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+    """The parts whose data can be opened, and why the others cannot."""
+    found, gone = [], []
+    for part in parts:
+        if not part.val:
+            continue
+        try:
+            if part.source not in SOURCES:
+                raise SdrsegError(f"the data set {part.source} is a file of your own.")
+            part.open()
+            found.append(part)
+        except SdrsegError as error:
+            gone.append(str(error))
+    return tuple(found), tuple(gone)
+
+
+def copy_steps(parent: Parent, out: RunFolder, memory: dict[str, Any] | None) -> None:
+    """Give a new run the steps of its parent: links to the same files where the file system can, else copies.
+
+    `memory`: the entry of another memory.safetensors, which lies in the folder of the last step already.
+    """
+    for number in range(parent.step + 1):
+        there, here = parent.folder.step(number), out.step(number)
+        if out.has_model(number):
+            continue
+        here.mkdir(parents=True, exist_ok=True)
+        meta, other = parent.folder.read_json(f"steps/{number}/meta.json"), memory if number == parent.step else None
+        if other is not None:
+            meta["files"]["memory"] = other
+        for name in STEP_FILES:
+            if (there / name).exists() and not (other is not None and name == other["file"]):
+                same_file(there / name, here / name)
+        write_json(here / "meta.json", meta)
+
+
+def same_file(there: Path, here: Path) -> None:
+    """A second name for a file, or a copy of it. We never write into a file that is there, so both stay as they are."""
+    temporary = here.with_name(f".{here.name}.00000000.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(there.resolve(), temporary)
+        except OSError:  # another disk, or a file system without links
+            shutil.copy2(there, temporary)
+        temporary.replace(here)
+    except OSError as error:
+        raise SdrsegError(f"{here}: cannot be written ({error.strerror}). Choose another folder with --out.") from error

@@ -1,0 +1,173 @@
+"""What will be done: method, settings by the size of the data, and the new step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdrseg.config import Config, load_config
+from sdrseg.data.extended import CHAIN, Extended, Part
+from sdrseg.data.index import ClassIndex, class_index
+from sdrseg.data.source import Split
+from sdrseg.decision import Decision
+from sdrseg.engine.job import read_masks
+from sdrseg.errors import UsageError
+from sdrseg.extend.newdata import NewData
+from sdrseg.extend.parent import Parent
+from sdrseg.labels import VOID
+from sdrseg.methods import find_method, method_layers, own_sections, resolve_method
+from sdrseg.scenario import Scenario, Step, parse_spec
+from sdrseg.scenario.spec import Spec
+
+KEPT = {"net": (), "data": (), "eval": ("every", "also"), "optim": (), "shapes": ()}
+"""Sections of the parent's configuration that stay as they are, and the keys in them that do not."""
+DEFAULTS: dict[Decision, str] = {"softmax": "laps-softmax", "sigmoid": "laps", "sigmoid_all": "lwf_mc"}
+WITHOUT_MEMORY = "sdr"
+SUITS = {"softmax": "laps-softmax, sdr, mib or ft", "sigmoid": "laps", "sigmoid_all": "lwf_mc"}
+ITERATIONS = 400
+"""Aimed at with little data."""
+
+
+def small_data(images: int, held_out: bool) -> dict[str, dict[str, Any]]:
+    """Settings by the number of training images: smaller batches and more epochs for few, so that there are about 400
+    iterations; the best model by the held-out images is kept."""
+    batch = 8 if images >= 64 else min(4, images)
+    epochs = min(100, max(20, math.ceil(ITERATIONS / (images // batch))))
+    watched = {"best_every": max(1, epochs // 10), "patience": 4} if held_out else {}
+    return {"train": {"batch_size": batch, "epochs": epochs, **watched}}
+
+
+def choose_method(parent: Parent, wish: str | None, memory: bool) -> str:
+    """The method that was asked for, if it suits the model, else the default. `memory`: there is one, or there are
+    images to make it of."""
+    if wish is not None:
+        return resolve_method(wish)
+    best = DEFAULTS[parent.decision]
+    return WITHOUT_MEMORY if best == "laps-softmax" and not memory else best
+
+
+def make_config(
+    parent: Parent, method: str, images: int, held_out: bool, file: Path | None, settings: Mapping[str, Any] | None
+) -> Config:
+    """The parent's network, data and optimiser settings, the method's losses, epochs by the size of the data."""
+    saved = parent.config.to_dict()
+    kept = {n: {k: v for k, v in saved[n].items() if k not in leave} for n, leave in KEPT.items()}
+    layers = [
+        (str(parent.folder.path / "config.json"), kept),
+        *method_layers(method, "default", None, parent.source),
+        ("extend", small_data(images, held_out)),
+    ]
+    config = load_config(Extended.name, file, settings, layers, own_sections(method))
+    if changed := [
+        s.key for s in config.settings() if s.key.startswith("net.") and _other_network(s.key, s.value, saved)
+    ]:
+        raise UsageError(f"{changed[0]} cannot change: the model is what it is. Leave it out.")
+    decision = find_method(method)(config).decision
+    if decision != parent.decision:
+        raise UsageError(
+            f"--method {method} does not suit {parent.folder.path}: it makes a {decision} model, and this is a "
+            f"{parent.decision} model. Use {SUITS[parent.decision]}."
+        )
+    return config
+
+
+def _other_network(key: str, value: Any, saved: dict[str, Any]) -> bool:
+    name = key.removeprefix("net.")
+    return (
+        name in ("encoder", "decoder", "output_stride", "decoder_activation", "stride_on")
+        and saved["net"][name] != value
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that the new run is made of."""
+
+    parent: Parent
+    new: NewData
+    source: Extended
+    indexes: dict[Split, ClassIndex]
+    scenario: Scenario
+    replayed: int  # old images that are trained on
+
+    @property
+    def step(self) -> Step:
+        return self.scenario[-1]
+
+    @property
+    def old_test_ids(self) -> tuple[str, ...]:
+        """Images on which the parent's classes can be scored."""
+        known = set(self.indexes["val"].ids)
+        return tuple(id for id in self.parent.scenario[-1].test_ids if id in known)
+
+
+def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]] | None) -> Plan:
+    """Put old and new data together and append a step."""
+    replayed = replay[1] if replay is not None else ()
+    parts = [*_unchanged(parent), *new.parts, *([replay[0]] if replay is not None else [])]
+    source = Extended(new.classes, parts, parent.score_background)
+    indexes = read_masks(source)
+    before = parent.scenario[-1]
+    channels = before.channels + new.new
+    position = {c: i for i, c in enumerate(channels)}
+    train_table = np.full(256, VOID, np.uint8)
+    train_table[: len(new.classes)] = 0
+    train_table[list(position)] = list(position.values())
+    test_table = before.test_table.copy()
+    test_table[list(new.new)] = [position[c] for c in new.new]
+    known, val = set(before.test_ids), indexes["val"]
+    shown = [id for id, row in zip(val.ids, val.present, strict=True) if id in known or row[list(new.new)].any()]
+    step = Step(
+        number=parent.step + 1,
+        new=new.new,
+        old=before.channels,
+        future=tuple(c for c in range(len(new.classes)) if c not in position),
+        train_ids=tuple(sorted((*new.train_ids, *replayed))),
+        val_ids=new.val_ids,
+        test_ids=tuple(sorted({*shown, *new.val_ids})),
+        train_table=train_table,
+        val_table=test_table,
+        test_table=test_table,
+    )
+    spec = chain_spec(parent, new)
+    scenario = Scenario(spec, new.classes, (*parent.scenario.steps, step), ())
+    return Plan(parent, new, source, indexes, scenario, len(replayed))
+
+
+def chain_spec(parent: Parent, new: NewData) -> Spec:
+    """Such as extended:6/zebra,giraffe/okapi@overlapped: how many classes it began with, then the names by step."""
+    first, *later = parent.scenario.steps
+    names = [[parent.scenario.classes[c] for c in step.new] for step in later]
+    names.append([new.classes[c] for c in new.new])
+    words = [str(len(first.new) - 1), *(",".join(map(_word, step)) for step in names)]
+    return parse_spec(f"{Extended.name}:{'/'.join(words)}@{new.protocol}")
+
+
+def _word(name: str) -> str:
+    """A name as a specification can hold it."""
+    plain = name.replace('"', "'")
+    return f'"{plain}"' if any(sign in plain for sign in "@~:/,") or plain != plain.strip() else plain
+
+
+def _unchanged(parent: Parent) -> list[Part]:
+    """The old data that are still what the model was scored on."""
+    return [part for part in parent.parts if not changed_masks(parent, part)]
+
+
+def changed_masks(parent: Parent, part: Part) -> bool:
+    """Whether test images of a part are missing or have other masks."""
+    chained = (parent.folder.path / CHAIN).exists()
+    index = (
+        class_index(Extended(parent.scenario.classes, [part]), "val")
+        if chained
+        else class_index(part.open(), part.val[0])
+    )
+    here = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
+    tested = parent.scenario[-1].test_ids
+    wanted = [id for id in tested if id in here or not chained or (part.prefix and id.startswith(part.prefix))]
+    return not wanted or any(here.get(id) != parent.digests.get(id) for id in wanted)

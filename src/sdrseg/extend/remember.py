@@ -1,0 +1,146 @@
+"""A memory for a model whose classes were trained by a method that keeps none: one look at images of these classes.
+
+The images are the old training images, where the run still has them, or a folder: labelled, or labelled by the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sdrseg.config import Config
+from sdrseg.data import open_source
+from sdrseg.data.batches import Batch, survey_batches
+from sdrseg.data.extended import Extended
+from sdrseg.data.source import PICTURE_SUFFIXES, Array, Source, Split, find_by_id, read_image
+from sdrseg.decision import Decision, decide
+from sdrseg.engine.checkpoint import save_tensors
+from sdrseg.engine.fit import survey
+from sdrseg.engine.job import Job
+from sdrseg.errors import DataError, SdrsegError, quantity
+from sdrseg.extend.parent import Parent
+from sdrseg.labels import VOID
+from sdrseg.methods import Method, StepInfo
+from sdrseg.network import build_network
+
+
+class Pictures(Source):
+    """All pictures of a folder, without labels."""
+
+    name = "pictures"
+
+    def __init__(self, folder: Path):
+        self.classes = ("background", "anything")
+        found, _ = find_by_id(folder, PICTURE_SUFFIXES)
+        if not found:
+            raise DataError(f"--images {folder}: no picture in this folder.")
+        self._files = found
+
+    def ids(self, split: Split) -> tuple[str, ...]:
+        return tuple(sorted(self._files)) if split == "train" else ()
+
+    def image(self, id: str) -> Array:
+        return read_image(self._files[id])
+
+    def mask(self, id: str) -> Array:
+        return np.full(self.image(id).shape[:2], VOID, np.uint8)
+
+    def file(self, id: str, kind: Literal["image", "mask"]) -> str:
+        return str(self._files[id])
+
+
+@dataclass(frozen=True, eq=False)
+class Views:
+    """Images of old classes, and what their labels become."""
+
+    source: Source
+    ids: tuple[str, ...]
+    table: Array
+    labelled: bool
+    words: str
+
+
+def views_of(parent: Parent, images: Path | None) -> Views | None:
+    """Images of the model's classes: those of a folder, else the run's own training images if they are at hand."""
+    channels = parent.scenario[-1].channels
+    names = [parent.scenario.classes[c] for c in channels]
+    table = np.full(256, VOID, np.uint8)
+    if images is not None:
+        source = _labelled(images, names)
+        if source is None:
+            pictures = Pictures(images)
+            return Views(pictures, pictures.ids("train"), table, False, f"pictures in {images}, labelled by the model")
+        table[: len(source.classes)] = [names.index(n) if n in names[1:] else 0 for n in source.classes]
+        ids = (*source.ids("train"), *source.ids("val"))
+        return Views(source, ids, table, True, f"labelled images in {images}")
+    parts = [replace(part, train=("train",), val=()) for part in parent.parts]
+    if not parts or parts[0].step > 0:
+        return None
+    source = Extended(parent.scenario.classes, parts)
+    here = set(source.ids("train"))
+    ids = tuple(sorted({id for step in parent.scenario for id in step.train_ids if id in here}))
+    table[: len(parent.scenario.classes)] = 0
+    table[list(channels)] = range(len(channels))
+    return Views(source, ids, table, True, "training images of the run") if ids else None
+
+
+def _labelled(folder: Path, names: Sequence[str]) -> Source | None:
+    """The folder as a data set, if it is one with classes of the model."""
+    if not folder.is_dir():
+        raise DataError(f"--images {folder}: no such folder.")
+    try:
+        source = open_source("folder", folder, Config())
+    except SdrsegError:
+        return None
+    return source if set(source.classes[1:]) & set(names[1:]) else None
+
+
+def missing(parent: Parent, method: type[Method]) -> bool:
+    """Whether the method would like to know more of the old classes than the model remembers."""
+    memory = parent.folder.load_step(parent.step)[2]
+    known = {name.partition(".")[0] for name in memory}
+    return "prototypes" not in known or (method.survey is not Method.survey and "memory" not in known)
+
+
+def make_memory(job: Job, parent: Parent, views: Views, here: Path) -> dict[str, Any]:
+    """Let the method look at images as after a step 0 with all these classes, and write memory.safetensors."""
+    config = job.config.of_step(parent.step + 1)
+    _, model, memory = parent.folder.load_step(parent.step)
+    network = build_network(config.net, len(parent.classes))
+    network.load_state_dict(model)
+    network.place_on(job.fabric.device)
+    method = job.method(config, job.processes)
+    method.begin_step(StepInfo(0, 0, len(parent.classes), job.protocol), network, None)
+    network.load_state_dict(model)  # as it was: a step 0 may begin with rows of its own
+    network.freeze_statistics()
+    job.display.say(f"remembering old classes from {quantity(len(views.ids), 'image')}: {views.words}")
+    batches = survey_batches(views.source, views.ids, views.table, config, share=job.share)
+    look: Any = _Look(method, None if views.labelled else parent.decision)
+    survey(job.fabric, look, network, None, batches, "after")
+    found = {name: t for name, t in method.state_dict().items() if name.startswith(("memory.", "prototypes."))}
+    entry = {"file": "memory.safetensors", "sha256": ""}
+    if job.processes.rank == 0:
+        entry["sha256"] = save_tensors(here / "memory.safetensors", {**found, **memory})
+    return entry
+
+
+class _Look:
+    """A method that takes in prototypes during a survey, too, and sees what the model says in place of labels where
+    there are none."""
+
+    def __init__(self, method: Method, decision: Decision | None):
+        self._method, self._decision = method, decision
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._method, name)
+
+    def survey(self, batch: Batch, student: Any, teacher: Any) -> None:
+        if self._decision is not None:
+            said = decide(student.logits.float(), self._decision).to(batch.labels.dtype)
+            batch = replace(batch, labels=said.masked_fill(batch.padding, VOID))
+        self._method.latent.terms(batch, student.features, None)
+        self._method.survey(batch, student, teacher)

@@ -1,0 +1,152 @@
+"""After training: what was kept and what was lost, class by class, and where it went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sdrseg.data.batches import eval_batches
+from sdrseg.decision import decide
+from sdrseg.engine.evaluate import answers
+from sdrseg.engine.job import Job
+from sdrseg.engine.saved import open_step
+from sdrseg.extend.forecast import Forecast
+from sdrseg.extend.plan import Plan
+from sdrseg.files import write_json
+from sdrseg.labels import VOID
+from sdrseg.metrics import StepScore, iou, mean_of
+
+EXTENSION = "extension.json"
+WORST = 6
+"""Images of each kind that are remembered for the report."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a user demands; in points of IoU."""
+
+    max_forgetting: float | None = None
+    min_new_iou: float | None = None
+
+
+def review(job: Job, plan: Plan, score: StepScore, before: Forecast | None, limits: Limits) -> dict[str, Any]:
+    """Compare the model with its parent on all images that are scored, and write extension.json."""
+    seen = _look(job, plan)
+    n_old, old_ids = len(plan.step.old), set(plan.old_test_ids)
+    both = [sum((s.matrices[k] for s in seen if s.id in old_ids), np.zeros_like(score.confusion)) for k in (0, 1)]
+    then, now = iou(both[0]), iou(both[1])
+    names = list(score.names)
+    old = [
+        {"name": names[c], "before": _points(then[c]), "after": _points(now[c]), "lost": _points(then[c] - now[c])}
+        for c in range(n_old)
+    ]
+    fresh = [{"name": names[c], "iou": _points(score.iou[c])} for c in range(n_old, len(names))]
+    lost = mean_of(then - now, range(1, n_old))
+    new_iou = mean_of(score.iou, range(n_old, len(names)))
+    background = both[1][0]
+    result = {
+        "step": plan.step.number,
+        "old_images": len(old_ids),
+        "held_out_images": len(plan.new.val_ids),
+        "old": old,
+        "new": fresh,
+        "forgetting": None if lost is None else 100 * lost,
+        "new_iou": None if new_iou is None else 100 * new_iou,
+        "kept_elsewhere": _agreement(seen, set(plan.new.val_ids)),
+        "false_alarms_on_background": None
+        if background.sum() == 0
+        else float(background[n_old:].sum() / background.sum()),
+        "regressions": _worst(seen, "regression"),
+        "false_alarms": _worst(seen, "false_alarm"),
+        "forecast": None if before is None else before.to_dict(),
+    }
+    result["verdict"] = verdict(result, limits)
+    write_json(job.folder.step(plan.step.number) / EXTENSION, result)
+    return result
+
+
+def verdict(result: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """Whether each demand is met; what could not be measured is not."""
+    lost, new = result["forgetting"], result["new_iou"]
+    missed = []
+    if limits.max_forgetting is not None and (lost is None or lost > limits.max_forgetting):
+        was = "could not be measured" if lost is None else f"is {lost:.1f} points"
+        missed.append(f"forgetting {was}, at most {limits.max_forgetting:g} is asked for")
+    if limits.min_new_iou is not None and (new is None or new < limits.min_new_iou):
+        was = "could not be measured" if new is None else f"is {new:.1f}"
+        missed.append(f"IoU of the new classes {was}, at least {limits.min_new_iou:g} is asked for")
+    asked = limits.max_forgetting is not None or limits.min_new_iou is not None
+    return {"asked": asked, "met": not missed, "missed": missed}
+
+
+@dataclass
+class Seen:
+    """One image under both models."""
+
+    id: str
+    matrices: tuple[NDArray[np.int64], NDArray[np.int64]]  # truth × prediction, parent's and new
+    same: int  # pixels of no new class for which both say the same
+    rest: int  # pixels of no new class
+    regression: float = 0.0  # share of the pixels that the parent had right and the new model has not
+    false_alarm: float = 0.0  # share of the pixels that the new model calls new and that are not
+
+
+@torch.inference_mode()
+def _look(job: Job, plan: Plan) -> list[Seen]:
+    """Every scored image under both models; in one process."""
+    step, k = plan.step, len(plan.step.channels)
+    number = step.number
+    models = [open_step(job.folder, n, job.config.net) for n in (number - 1, number)]
+    for network, _ in models:
+        network.place_on(job.fabric.device).eval()
+    sizes = plan.indexes["val"].size_by_id
+    found: dict[str, Seen] = {}
+    for batch in eval_batches(plan.source, step.test_ids, sizes, step.test_table, job.config):
+        batch = batch.to(job.fabric.device)
+        both = zip(*(answers(job.fabric, network, batch) for network, _ in models), strict=True)
+        for (first, labels, before), (_, _, after) in both:
+            said = [decide(z.float(), d) for z, (_, d) in zip((before, after), models, strict=True)]
+            for offset in range(len(labels)):
+                id = batch.ids[first + offset]
+                one = found.setdefault(id, Seen(id, (np.zeros((k, k), np.int64), np.zeros((k, k), np.int64)), 0, 0))
+                _add(one, labels[offset], said[0][offset], said[1][offset], len(step.old), k)
+    for one in found.values():
+        told = plan.source.labelled(one.id)
+        before, after = one.matrices
+        scored = max(1, int(before.sum()))
+        one.regression = float((np.trace(before[: len(step.old)]) - np.trace(after[: len(step.old)])) / scored)
+        one.false_alarm = float(after[: len(step.old), len(step.old) :].sum() / scored)
+        if told is not None:
+            one.regression = 0.0  # its old classes have no labels
+    return list(found.values())
+
+
+def _add(one: Seen, labels: Any, before: Any, after: Any, n_old: int, k: int) -> None:
+    known = labels != VOID
+    truth = labels[known].long()
+    for matrix, said in zip(one.matrices, (before, after), strict=True):
+        pairs = torch.bincount(truth * k + said[known], minlength=k * k)
+        matrix += pairs.view(k, k).cpu().numpy()
+    rest = (labels < n_old) | (labels == VOID)
+    one.rest += int(rest.sum())
+    one.same += int((rest & (before == after)).sum())
+
+
+def _agreement(seen: Sequence[Seen], ids: set[str]) -> float | None:
+    """On the new images, the share of pixels outside the new classes that both models call the same."""
+    rest = sum(s.rest for s in seen if s.id in ids)
+    return sum(s.same for s in seen if s.id in ids) / rest if rest else None
+
+
+def _worst(seen: Sequence[Seen], kind: str) -> list[dict[str, Any]]:
+    order = sorted(seen, key=lambda s: (-getattr(s, kind), s.id))
+    return [{"id": s.id, "share": getattr(s, kind)} for s in order[:WORST] if getattr(s, kind) > 0]
+
+
+def _points(value: float) -> float | None:
+    return None if np.isnan(value) else float(100 * value)

@@ -1,0 +1,165 @@
+"""One more step on top of a trained model: what `sdrseg extend` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdrseg.data.extended import CHAIN
+from sdrseg.engine.bases import RECIPE
+from sdrseg.engine.job import Job, make_job
+from sdrseg.engine.run import carry_out
+from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.extend.forecast import Forecast, forecast
+from sdrseg.extend.newdata import Protocol, Unlabelled, read_new_data, read_replay
+from sdrseg.extend.parent import Parent, copy_steps, read_parent
+from sdrseg.extend.plan import Plan, choose_method, make_config, make_plan
+from sdrseg.extend.remember import Views, make_memory, missing, views_of
+from sdrseg.extend.review import EXTENSION, Limits, review, verdict
+from sdrseg.files import write_json
+from sdrseg.methods import find_method
+from sdrseg.methods.own import file_digest
+from sdrseg.metrics import StepScore
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What came of it. `result` is extension.json of the new step, `summary` is summary.json of the run."""
+
+    run: Path
+    step: int
+    method: str
+    notes: tuple[str, ...]
+    forecast: dict[str, Any] | None
+    result: dict[str, Any]
+    summary: dict[str, Any]
+
+    @property
+    def met(self) -> bool:
+        """Whether the demands (max_forgetting, min_new_iou) are met."""
+        return bool(self.result["verdict"]["met"])
+
+
+def extend(
+    model: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    classes: Sequence[str] | None = None,
+    method: str | None = None,
+    step: int | None = None,
+    unlabelled: Unlabelled = "background",
+    negatives: bool = False,
+    replay: str | Path | None = None,
+    protocol: Protocol | None = None,
+    images: str | Path | None = None,
+    old_data: str | Path | None = None,
+    max_forgetting: float | None = None,
+    min_new_iou: float | None = None,
+    config_file: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    display: Any = None,
+) -> Extension:
+    """Add classes to the last step of a run (or to `step`) and write a new run. The same call again resumes.
+
+    `classes`: those of the folder `data` to add; by default all that the model does not know. `unlabelled`: what the
+    rest of the images is. `negatives`: train on images without a new class, too. `replay`: a folder of labelled old
+    images to train on. `images`: a folder of images of the old classes, for the memory of methods that need one.
+    `old_data`: where the data of the run are now. The run that is extended is only read.
+    """
+    folder, out = Path(data), Path(out)
+    parent = read_parent(Path(model), step, None if old_data is None else Path(old_data))
+    if out.resolve() == parent.folder.path.resolve() or parent.folder.path.resolve() in out.resolve().parents:
+        raise UsageError(f"--out {out}: the run that is extended stays as it is. Choose another folder.")
+    if unlabelled not in ("background", "ignore"):
+        raise UsageError(f"--unlabelled {unlabelled} is not possible: it is background or ignore.")
+    if protocol not in (None, "overlapped", "sequential"):
+        raise UsageError(f"--protocol {protocol} is not possible: it is overlapped or sequential.")
+    new = read_new_data(parent, folder, classes, unlabelled=unlabelled, negatives=negatives, protocol=protocol)
+    more = None if replay is None else read_replay(parent, Path(replay), new.classes)
+    plan = make_plan(parent, new, more)
+    views = views_of(parent, None if images is None else Path(images))
+    remembers = not missing(parent, find_method("laps-softmax"))
+    name = choose_method(parent, method, remembers or views is not None)
+    held_out = bool(new.parts[0].val)
+    file = None if config_file is None else Path(config_file)
+    config = make_config(parent, name, len(plan.step.train_ids), held_out, file, settings)
+    plan.scenario.require_images([1] * plan.step.number + [config.of_step(plan.step.number).train.batch_size])
+    job = make_job(find_method(name), config, plan.source, plan.indexes, plan.scenario, out, None, display)
+    job.replays, job.data, job.earlier_digests = more is not None, folder, parent.digests
+    notes = [*new.notes, *_old_data_notes(parent, plan)]
+    needs = missing(parent, job.method)
+    if needs and views is None:
+        notes.append(
+            f"the model remembers nothing that {name} could use of the old classes, and their images are not at hand: "
+            f"it does without. --images FOLDER gives images of old classes, labelled or not."
+        )
+    done = job.folder.has_model(plan.step.number)
+    before = None if done else forecast(job, plan)
+    limits = Limits(max_forgetting, min_new_iou)
+    found: dict[str, Any] = {}
+
+    def begin() -> None:
+        _begin(job, plan, views if needs else None)
+
+    def after_step(score: StepScore) -> None:
+        if score.step == plan.step.number:
+            if job.processes.rank == 0:
+                found.update(_reviewed(job, plan, score, before, limits))
+            job.fabric.barrier()
+
+    said = [*notes, *(before.sentences() if before is not None else [])]
+    identity: dict[str, Any] = {"spec": str(plan.scenario.spec), "method": name, "preset": "default", "recipe": RECIPE}
+    identity["extends"] = {"model": parent.sha256, "step": parent.step}
+    if code := file_digest(job.method):
+        identity["method_code"] = code
+    summary = carry_out(job, identity, said=said, prepare=begin, after_step=after_step)
+    facts = None if before is None else before.to_dict()
+    return Extension(out, plan.step.number, name, tuple(notes), facts, found, summary)
+
+
+def _old_data_notes(parent: Parent, plan: Plan) -> list[str]:
+    if plan.old_test_ids:
+        return []
+    why = f" ({parent.gone[0]})" if parent.gone else ""
+    return [
+        f"the old test images are not at hand{why}, so nobody can say what was forgotten. --old-data PATH says where "
+        f"they are."
+    ]
+
+
+def _begin(job: Job, plan: Plan, views: Views | None) -> None:
+    """Bring the steps of the parent into the new run, with the memory that the method needs."""
+    if job.folder.has_model(plan.parent.step):
+        return
+    entry: dict[str, Any] | None = None
+    here = job.folder.step(plan.parent.step)
+    if views is not None:
+        entry = make_memory(job, plan.parent, views, here)
+    if job.processes.rank == 0:
+        chain = {
+            "format": 1,
+            "classes": plan.scenario.classes,
+            "score_background": plan.parent.score_background,
+            "parts": [part.to_dict() for part in plan.source.parts],
+            "changes": plan.parent.changes,
+        }
+        write_json(job.folder.path / CHAIN, chain)
+        copy_steps(plan.parent, job.folder, entry)
+    job.fabric.barrier()
+
+
+def _reviewed(job: Job, plan: Plan, score: StepScore, before: Forecast | None, limits: Limits) -> dict[str, Any]:
+    """The comparison with the parent: made now, or read and judged again."""
+    file = job.folder.step(plan.step.number) / EXTENSION
+    if not file.exists():
+        return review(job, plan, score, before, limits)
+    saved = job.folder.read_json(str(file.relative_to(job.folder.path)))
+    if not isinstance(saved, dict) or not {"forgetting", "new_iou"} <= saved.keys():
+        raise SdrsegError(f"{file}: sdrseg did not write this. Remove it to make it again.")
+    result: dict[str, Any] = {**saved, "verdict": verdict(saved, limits)}
+    if result != saved:
+        write_json(file, result)
+    return result

@@ -1,0 +1,88 @@
+"""The verbs about models that grow: each one call into this room. Heavy imports wait until a verb needs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MISSED = 3
+"""Exit code where a demand on the model is not met."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON and nothing else.")]
+Step = Annotated[int | None, typer.Option(help="A step of the run; the last finished one by default.")]
+
+
+def add_verbs(app: typer.Typer) -> None:
+    """Give the command line the verbs of this file."""
+    app.command()(extend)
+
+
+def extend(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, or a step of it (RUN/steps/2).")],
+    data: Annotated[Path, typer.Option(metavar="FOLDER", help="Images in which the new classes are labelled.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the new run; the same command again resumes.")],
+    classes: Annotated[
+        str | None, typer.Option(metavar="A,B", help="The new classes; by default all that the model does not know.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="A name from `sdrseg methods`, or FILE.py; by default what suits the model.")
+    ] = None,
+    step: Step = None,
+    unlabelled: Annotated[
+        str, typer.Option(help="What the rest of the images is: background, or ignore (neither learned nor scored).")
+    ] = "background",
+    negatives: Annotated[bool, typer.Option("--negatives", help="Train on images without a new class, too.")] = False,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Labelled images of old classes, to be trained on beside.")
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="Where masks hold old classes: overlapped (hide them) or sequential (learn them)."),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Images of old classes, labelled or not, for methods with a memory."),
+    ] = None,
+    old_data: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Where the data of the first run are, if they have moved.")
+    ] = None,
+    max_forgetting: Annotated[
+        float | None, typer.Option(metavar="POINTS", help="Exit with code 3 if old classes lose more on average.")
+    ] = None,
+    min_new_iou: Annotated[
+        float | None, typer.Option(metavar="IOU", help="Exit with code 3 if the new classes reach less, in per cent.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="A TOML file with settings.")] = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Add classes to a trained model, without its old images. The old run stays as it is."""
+    from sdrseg.config import parse_settings
+    from sdrseg.extend.run import extend as run
+    from sdrseg.extend.show import show_extension
+
+    done = run(
+        model,
+        data,
+        out,
+        classes=None if classes is None else classes.split(","),
+        method=method,
+        step=step,
+        unlabelled=unlabelled,  # type: ignore[arg-type]
+        negatives=negatives,
+        replay=replay,
+        protocol=protocol,  # type: ignore[arg-type]
+        images=images,
+        old_data=old_data,
+        max_forgetting=max_forgetting,
+        min_new_iou=min_new_iou,
+        config_file=config,
+        settings=parse_settings(set or []),
+    )
+    show_extension(done, json)
+    if not done.met:
+        raise typer.Exit(MISSED)
