@@ -21,7 +21,7 @@ def scores(monkeypatch):
     given: dict[int, list[float]] = {0: [], 1: []}
     seen: dict[int, list[float]] = {0: [], 1: []}
 
-    def score(job, step, network, decision):
+    def score(job, step, network, decision, **_):
         seen[step.number].append(float(next(network.parameters()).detach().sum()))
         value = given[step.number].pop(0)
         return SimpleNamespace(miou=lambda: {"old": value, "new": None, "all": value})
@@ -69,7 +69,7 @@ def test_a_resumed_run_knows_its_best_model(tmp_path, monkeypatch):
     class KilledError(Exception):
         pass
 
-    def dying(job, step, network, decision):
+    def dying(job, step, network, decision, **_):
         raise KilledError
 
     monkeypatch.setattr(engine, "score", dying)

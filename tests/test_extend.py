@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from extend_data import NAMES, SIDE, base_folder, coco_folder, masks_folder, yolo_folder
+from formats import save
+from runs import Quiet
+from safetensors.torch import load_file
 
 import sdrseg
-from extend_data import NAMES, base_folder, coco_folder, masks_folder, yolo_folder
-from runs import Quiet
+from sdrseg.config import Config
+from sdrseg.data.extended import Extended
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.run import train
+from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.extend.history import change_classes, history, rollback
 from sdrseg.extend.run import extend
 
 SMALL = {
@@ -64,3 +71,152 @@ def test_a_class_is_added_and_the_old_run_stays_as_it_is(place, tmp_path):
     assert chained == first
     again = score_again(tmp_path / "two")
     assert [r["same"] for r in again] == [True, True]
+
+
+def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place, tmp_path):
+    """Six classes, then one from black and white masks, one from COCO, one from YOLO; the second run is stopped."""
+    model = sdrseg.load(place / "run")
+    first = model.extend(place / "white", classes=["white"], out=tmp_path / "7", settings=QUICK, display=Quiet())
+    assert first.method == "laps-softmax" and first.result["old_images"] > 0
+    given = {"settings": {**QUICK, "run.save_minutes": 0}, "method": "mib"}
+    whole = extend(tmp_path / "7", place / "black", tmp_path / "whole", **given, display=Quiet())
+
+    class KilledError(Exception):
+        pass
+
+    class Dying(Quiet):
+        def update(self, entry):
+            if entry["iteration"] == 2:
+                raise KilledError
+
+    given["settings"]["run.log_every"] = 1
+    with pytest.raises(KilledError):
+        extend(tmp_path / "7", place / "black", tmp_path / "8", **given, display=Dying())
+    assert not (tmp_path / "8/steps/2/meta.json").exists() and (tmp_path / "8/state").exists()
+    again = Quiet()
+    done = extend(tmp_path / "7", place / "black", tmp_path / "8", **given, display=again)
+    assert any("resuming at iteration" in str(text) for text in again.said)
+    assert done.result["new"] == whole.result["new"]
+    weights = [(tmp_path / run / "steps/2/model.safetensors").read_bytes() for run in ("8", "whole")]
+    assert weights[0] == weights[1]
+
+    extend(tmp_path / "8", place / "orange", tmp_path / "9", method="ft", settings=QUICK, display=Quiet())
+    model = sdrseg.load(tmp_path / "9")
+    assert [c.name for c in model.classes] == list(NAMES) and [c.step for c in model.classes][-3:] == [1, 2, 3]
+    assert set(np.unique(model.predict(np.zeros((40, 50, 3), np.uint8)).mask)) <= set(range(10))
+    told = history(tmp_path / "9")
+    assert [s["classes"] for s in told["steps"]][1:] == [["white"], ["black"], ["orange"]] and not told["broken"]
+    assert [Path(s["data"]).name for s in told["steps"]] == ["base", "white", "black", "orange"]
+    assert [r["same"] for r in score_again(tmp_path / "9")] == [True] * 4
+
+
+def test_going_back_and_in_another_direction(place, tmp_path):
+    extend(place / "run", place / "white", tmp_path / "two", settings=QUICK, method="ft", display=Quiet())
+    rollback(tmp_path / "two", 0, tmp_path / "back")
+    assert [c.name for c in sdrseg.load(tmp_path / "back").classes] == list(NAMES[:7])
+    assert [r["same"] for r in score_again(tmp_path / "back")] == [True]
+    done = extend(tmp_path / "back", place / "black", tmp_path / "other", settings=QUICK, method="ft", display=Quiet())
+    assert done.result["forgetting"] is not None
+    same = extend(
+        tmp_path / "two", place / "black", tmp_path / "step", step=0, settings=QUICK, method="ft", display=Quiet()
+    )
+    assert same.result["new"] == done.result["new"]
+    with pytest.raises(SdrsegError, match="is there already"):
+        rollback(tmp_path / "two", 0, tmp_path / "back")
+
+
+def test_classes_are_renamed_and_removed(place, tmp_path):
+    change_classes(place / "run", tmp_path / "new", {"red": "crimson"}, ["green"])
+    model, old = sdrseg.load(tmp_path / "new"), sdrseg.load(place / "run")
+    assert [c.name for c in model.classes][:3] == ["background", "crimson", "green (removed)"]
+    image = np.random.default_rng(0).integers(0, 255, (32, 32, 3)).astype(np.uint8)
+    for picture in (image, np.full((32, 32, 3), (30, 200, 30), np.uint8)):
+        mask = old.predict(picture).mask
+        assert (model.predict(picture).mask == np.where(mask == 2, 0, mask)).all()
+    assert "red renamed to crimson" in history(tmp_path / "new")["changes"][0]["what"]
+    assert [r["same"] for r in score_again(tmp_path / "new")] == [True]
+    extend(tmp_path / "new", place / "white", tmp_path / "more", settings=QUICK, method="ft", display=Quiet())
+    grown = sdrseg.load(tmp_path / "more")
+    assert [c.id for c in grown.classes] == [0, 1, 0, 3, 4, 5, 6, 7]
+    for rename, remove, match in (
+        ({"redd": "x"}, [], "no class 'redd'; did you mean 'red'"),
+        ({"red": "blue"}, [], "the same name"),
+        ({}, [], "nothing to change"),
+        ({"red": "x"}, ["red"], "both renamed and removed"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            change_classes(place / "run", tmp_path / "never", rename, remove)
+    assert not (tmp_path / "never").exists()
+
+
+def test_what_cannot_be_is_said_before_anything_is_made(place, tmp_path):
+    masks_folder(tmp_path / "labelled", 7, 4, all_labelled=True)
+    masks_folder(tmp_path / "empty", 7, 4)
+    for mask in (tmp_path / "empty/masks").iterdir():
+        save(mask, np.zeros((SIDE, SIDE)))
+    run, white = place / "run", place / "white"
+    for model, data, options, match in (
+        (run, white, {"classes": ["red"]}, "has a class of this name, since step 0"),
+        (run, white, {"classes": ["whitee"]}, "no such class; did you mean 'white'"),
+        (run, white, {"classes": ["white", "white"]}, "name each new class once"),
+        (run, place / "base", {}, "knows all of its classes already"),
+        (run, tmp_path / "empty", {}, "no training image shows white"),
+        (run, tmp_path / "labelled", {}, "--protocol sequential"),
+        (run, white, {"method": "laps"}, "it makes a sigmoid model"),
+        (run, white, {"settings": {"net.encoder": "resnet18"}}, "net.encoder cannot change"),
+        (run, white, {"replay": white}, "--replay .*: none of its classes"),
+        (run, white, {"unlabelled": "nothing"}, "background or ignore"),
+        (run, white, {"step": 3}, "step 3 is not finished"),
+        (run, tmp_path / "nowhere", {}, "no such folder"),
+        (run, white, {"images": tmp_path / "nowhere"}, "no such folder"),
+        (run, white, {"old_data": tmp_path}, "--old-data"),
+        (tmp_path / "nothing", white, {}, "no such run"),
+        (run / "config.json", white, {}, "a file cannot be extended"),
+    ):
+        with pytest.raises(SdrsegError, match=match):
+            extend(model, data, tmp_path / "out", **options, display=Quiet())
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UsageError, match="stays as it is"):
+        extend(run, white, run, display=Quiet())
+    with pytest.raises(UsageError, match="stays as it is"):
+        extend(run, white, run / "steps/1", display=Quiet())
+
+
+def test_masks_of_old_classes_too_are_learned_or_hidden_as_asked(place, tmp_path):
+    masks_folder(tmp_path / "labelled", 7, 6, all_labelled=True)
+    seen = {}
+    for protocol in ("sequential", "overlapped"):
+        out = tmp_path / protocol
+        extend(place / "run", tmp_path / "labelled", out, protocol=protocol, settings=QUICK, display=Quiet())
+        source = Extended.open(out, Config())
+        seen[protocol] = {int(v) for id in source.ids("train") for v in np.unique(source.mask(id))}
+    assert seen["overlapped"] == {0, 7} and seen["sequential"] > {0, 7}
+
+
+def test_one_image_is_enough_and_what_it_means_is_said(place, tmp_path):
+    masks_folder(tmp_path / "one", 7, 1)
+    said = Quiet()
+    done = extend(place / "run", tmp_path / "one", tmp_path / "out", settings={"train.epochs": 2}, display=said)
+    assert any("scored on the training images" in note for note in done.notes)
+    assert any("white is in 1 training image;" in note for note in done.notes)
+    assert done.forecast["trained"] == 1 and done.result["new_iou"] is not None
+
+
+def test_without_the_old_data_it_goes_on_and_says_so(place, tmp_path):
+    base_folder(tmp_path / "base", 24)
+    train(
+        "folder:offline", "ft", tmp_path / "run", data=tmp_path / "base", settings={**SMALL, **QUICK}, display=Quiet()
+    )
+    (tmp_path / "base").rename(tmp_path / "moved")
+    done = extend(tmp_path / "run", place / "white", tmp_path / "gone", settings=QUICK, display=Quiet())
+    assert done.method == "sdr" and done.result["forgetting"] is None and done.result["kept_elsewhere"] is not None
+    assert any("nobody can say what was forgotten" in note for note in done.notes)
+    there = {"old_data": tmp_path / "moved", "settings": QUICK, "max_forgetting": -200.0}
+    done = extend(tmp_path / "run", place / "white", tmp_path / "there", **there, display=Quiet())
+    assert done.method == "laps-softmax" and done.result["old_images"] > 0
+    assert not done.met and "at most -200 is asked for" in done.result["verdict"]["missed"][0]
+    images = {"images": tmp_path / "moved/images", "settings": QUICK}
+    done = extend(tmp_path / "run", place / "white", tmp_path / "pseudo", **images, display=Quiet())
+    assert done.method == "laps-softmax"
+    memory = load_file(tmp_path / "pseudo/steps/0/memory.safetensors")
+    assert any(name.startswith("memory.background") for name in memory)

@@ -16,6 +16,7 @@ import numpy as np
 from sdrseg.config import Config, config_from
 from sdrseg.data.source import Array, Problem, Source, Split
 from sdrseg.errors import DataError, SdrsegError
+from sdrseg.files import write_json
 from sdrseg.labels import VOID
 
 CHAIN = "chain.json"
@@ -93,6 +94,14 @@ def read_chain(run: Path) -> dict[str, Any]:
         raise SdrsegError(f"{file}: cannot be read ({error.strerror}). Is {run} an extended run?") from error
     except (ValueError, KeyError, TypeError) as error:
         raise SdrsegError(f"{file}: not the data of an extended run ({error}). Restore it from a copy.") from error
+
+
+def write_chain(
+    run: Path, classes: Sequence[str], score_background: bool, parts: Sequence[Part], changes: Sequence[Any]
+) -> None:
+    """Write chain.json: the data of an extended run, and what was done to its classes."""
+    facts = {"format": 1, "classes": list(classes), "score_background": score_background}
+    write_json(run / CHAIN, {**facts, "parts": [part.to_dict() for part in parts], "changes": list(changes)})
 
 
 class Extended(Source):

@@ -56,6 +56,8 @@ class Job:
     """The folder that holds the data set."""
     replays: bool = False
     """Whether old images with labels are trained on, too."""
+    removed: frozenset[int] = frozenset()
+    """Classes that the user has removed: they are predicted as background."""
     earlier_digests: dict[str, str] = field(default_factory=dict)
     """Of masks that earlier steps of an extended run have seen and that may be gone."""
 

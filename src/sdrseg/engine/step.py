@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import UTC, datetime
 from typing import Any
 
 import timm.layers
@@ -236,10 +237,12 @@ def _meta(job: Job, step: Step, config: Config, decision: Decision, more: dict[s
         "method": job.method.name,
         "classes": [
             {"channel": channel, "id": id, "name": job.scenario.classes[id], "step": came[id]}
+            | ({"id": 0, "removed": True} if id in job.removed else {})
             for channel, id in enumerate(step.channels)
         ],
         "decision": decision,
         "net": config.to_dict()["net"],
         "parent": parent,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
         **more,
     }

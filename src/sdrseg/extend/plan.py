@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,20 @@ KEPT = {"net": (), "data": (), "eval": ("every", "also"), "optim": (), "shapes":
 DEFAULTS: dict[Decision, str] = {"softmax": "laps-softmax", "sigmoid": "laps", "sigmoid_all": "lwf_mc"}
 WITHOUT_MEMORY = "sdr"
 SUITS = {"softmax": "laps-softmax, sdr, mib or ft", "sigmoid": "laps", "sigmoid_all": "lwf_mc"}
+FEW_IMAGES = 64
 ITERATIONS = 400
 """Aimed at with little data."""
 
 
-def small_data(images: int, held_out: bool) -> dict[str, dict[str, Any]]:
+def small_data(images: int, held_out: bool, parent: Config) -> dict[str, dict[str, Any]]:
     """Settings by the number of training images: smaller batches and more epochs for few, so that there are about 400
-    iterations; the best model by the held-out images is kept."""
-    batch = 8 if images >= 64 else min(4, images)
+    iterations, at a lower rate; the best model by the held-out images is kept."""
+    few = images < FEW_IMAGES
+    batch = min(4, images) if few else 8
     epochs = min(100, max(20, math.ceil(ITERATIONS / (images // batch))))
     watched = {"best_every": max(1, epochs // 10), "patience": 4} if held_out else {}
-    return {"train": {"batch_size": batch, "epochs": epochs, **watched}}
+    rate = min(parent.optim.lr_later, parent.optim.lr / (50 if few else 10))
+    return {"train": {"batch_size": batch, "epochs": epochs, **watched}, "optim": {"lr_later": rate}}
 
 
 def choose_method(parent: Parent, wish: str | None, memory: bool) -> str:
@@ -60,7 +63,7 @@ def make_config(
     layers = [
         (str(parent.folder.path / "config.json"), kept),
         *method_layers(method, "default", None, parent.source),
-        ("extend", small_data(images, held_out)),
+        ("extend", small_data(images, held_out, parent.config)),
     ]
     config = load_config(Extended.name, file, settings, layers, own_sections(method))
     if changed := [
@@ -109,7 +112,7 @@ class Plan:
 def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]] | None) -> Plan:
     """Put old and new data together and append a step."""
     replayed = replay[1] if replay is not None else ()
-    parts = [*_unchanged(parent), *new.parts, *([replay[0]] if replay is not None else [])]
+    parts = [*unchanged(parent), *new.parts, *([replay[0]] if replay is not None else [])]
     source = Extended(new.classes, parts, parent.score_background)
     indexes = read_masks(source)
     before = parent.scenario[-1]
@@ -134,18 +137,16 @@ def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]]
         val_table=test_table,
         test_table=test_table,
     )
-    spec = chain_spec(parent, new)
-    scenario = Scenario(spec, new.classes, (*parent.scenario.steps, step), ())
+    steps = (*parent.scenario.steps, step)
+    scenario = Scenario(chain_spec(steps, new.classes, new.protocol), new.classes, steps, ())
     return Plan(parent, new, source, indexes, scenario, len(replayed))
 
 
-def chain_spec(parent: Parent, new: NewData) -> Spec:
+def chain_spec(steps: Sequence[Step], classes: Sequence[str], protocol: str) -> Spec:
     """Such as extended:6/zebra,giraffe/okapi@overlapped: how many classes it began with, then the names by step."""
-    first, *later = parent.scenario.steps
-    names = [[parent.scenario.classes[c] for c in step.new] for step in later]
-    names.append([new.classes[c] for c in new.new])
-    words = [str(len(first.new) - 1), *(",".join(map(_word, step)) for step in names)]
-    return parse_spec(f"{Extended.name}:{'/'.join(words)}@{new.protocol}")
+    names = [[classes[c] for c in step.new] for step in steps[1:]]
+    words = [str(len(steps[0].new) - 1), *(",".join(map(_word, step)) for step in names)]
+    return parse_spec(f"{Extended.name}:{'/'.join(words)}@{protocol}")
 
 
 def _word(name: str) -> str:
@@ -154,7 +155,7 @@ def _word(name: str) -> str:
     return f'"{plain}"' if any(sign in plain for sign in "@~:/,") or plain != plain.strip() else plain
 
 
-def _unchanged(parent: Parent) -> list[Part]:
+def unchanged(parent: Parent) -> list[Part]:
     """The old data that are still what the model was scored on."""
     return [part for part in parent.parts if not changed_masks(parent, part)]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdrseg.data.extended import CHAIN
+from sdrseg.data.extended import write_chain
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.job import Job, make_job
 from sdrseg.engine.run import carry_out
@@ -89,6 +89,9 @@ def extend(
     plan.scenario.require_images([1] * plan.step.number + [config.of_step(plan.step.number).train.batch_size])
     job = make_job(find_method(name), config, plan.source, plan.indexes, plan.scenario, out, None, display)
     job.replays, job.data, job.earlier_digests = more is not None, folder, parent.digests
+    job.removed = frozenset(
+        id for id, one in zip(parent.scenario[-1].channels, parent.meta["classes"], strict=True) if one.get("removed")
+    )
     notes = [*new.notes, *_old_data_notes(parent, plan)]
     needs = missing(parent, job.method)
     if needs and views is None:
@@ -139,14 +142,8 @@ def _begin(job: Job, plan: Plan, views: Views | None) -> None:
     if views is not None:
         entry = make_memory(job, plan.parent, views, here)
     if job.processes.rank == 0:
-        chain = {
-            "format": 1,
-            "classes": plan.scenario.classes,
-            "score_background": plan.parent.score_background,
-            "parts": [part.to_dict() for part in plan.source.parts],
-            "changes": plan.parent.changes,
-        }
-        write_json(job.folder.path / CHAIN, chain)
+        source = plan.source
+        write_chain(job.folder.path, source.classes, source.score_background, source.parts, plan.parent.changes)
         copy_steps(plan.parent, job.folder, entry)
     job.fabric.barrier()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from sdrseg.distributed import Processes
 from sdrseg.extend.run import Extension
@@ -33,6 +34,34 @@ def show_extension(done: Extension, json: bool) -> None:
     if verdict["asked"]:
         out.print("verdict: as demanded" if verdict["met"] else f"verdict: MISSED: {'; '.join(verdict['missed'])}")
     out.print(f"run folder: {done.run}", soft_wrap=True)
+
+
+def show_history(found: dict[str, Any], json: bool) -> None:
+    """One line a step."""
+    if json:
+        print_json(found)
+        return
+    rows = [
+        [
+            s["step"],
+            s["made"] or "–",
+            s["method"],
+            ", ".join(s["classes"]),
+            s["data"],
+            s["model"][:12],
+            *(
+                _number(None if s["miou"] is None or s["miou"][g] is None else 100 * s["miou"][g])
+                for g in ("old", "new")
+            ),
+        ]
+        for s in found["steps"]
+    ]
+    heads = ["step", "made", "method", "new classes", "data", "model", "mIoU old", "new"]
+    print_table(found["run"], heads, rows)
+    for change in found["changes"]:
+        console().print(f"{change['date']}: {change['what']}", soft_wrap=True)
+    for step in found["broken"]:
+        console().print(f"step {step} does not follow from the model before it: its file is of another run")
 
 
 def _number(value: float | None) -> str:

@@ -16,7 +16,8 @@ Step = Annotated[int | None, typer.Option(help="A step of the run; the last fini
 
 def add_verbs(app: typer.Typer) -> None:
     """Give the command line the verbs of this file."""
-    app.command()(extend)
+    for verb in (extend, history, rollback, classes):
+        app.command()(verb)
 
 
 def extend(
@@ -86,3 +87,42 @@ def extend(
     show_extension(done, json)
     if not done.met:
         raise typer.Exit(MISSED)
+
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+NewRun = Annotated[Path, typer.Option(metavar="RUN", help="A new folder; the old run stays as it is.")]
+
+
+def history(run: Run, json: AsJson = False) -> None:
+    """Show the chain of steps behind a model: when, with which data and method, which classes, how good."""
+    from sdrseg.extend.history import history as read
+    from sdrseg.extend.show import show_history
+
+    show_history(read(run), json)
+
+
+def rollback(run: Run, step: Annotated[int, typer.Option(help="The step to go back to.")], out: NewRun) -> None:
+    """Make a new run that ends with an earlier step, to extend it in another direction."""
+    from sdrseg.extend.history import rollback as copy
+
+    print(f"run folder: {copy(run, step, out)}")
+
+
+def classes(
+    run: Run,
+    out: NewRun,
+    rename: Annotated[
+        list[str] | None, typer.Option(metavar="OLD=NEW", help="Another name for a class; repeatable.")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A class that becomes background; repeatable.")
+    ] = None,
+) -> None:
+    """Rename or remove classes of a model."""
+    from sdrseg.errors import UsageError
+    from sdrseg.extend.history import change_classes
+
+    pairs = [text.partition("=") for text in rename or []]
+    if wrong := [old for old, equals, new in pairs if not (equals and old and new)]:
+        raise UsageError(f"--rename {wrong[0]}: write OLD=NEW.")
+    print(f"run folder: {change_classes(run, out, {old: new for old, _, new in pairs}, remove or [])}")

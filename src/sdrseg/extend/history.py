@@ -1,0 +1,114 @@
+"""The chain of steps behind a model, going back in it, and other names for its classes. Each writes a new run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sdrseg.data.extended import CHAIN, Extended, read_chain, write_chain
+from sdrseg.data.index import class_index
+from sdrseg.engine.folder import FORMAT, RunFolder
+from sdrseg.engine.job import TEST_IMAGES
+from sdrseg.engine.saved import find_step
+from sdrseg.errors import SdrsegError, UsageError, nearest
+from sdrseg.extend.parent import STEP_FILES, Parent, read_parent, same_file
+from sdrseg.extend.plan import chain_spec, unchanged
+from sdrseg.files import write_json
+from sdrseg.metrics import StepScore, summary
+
+
+def history(run: Path) -> dict[str, Any]:
+    """Every finished step of a run: when, by which method, with which data, which classes came, and how it scored."""
+    last, top = find_step(run, None)
+    if top is None:
+        raise UsageError(f"{run}: a step without its run has no history. Give the folder of the run.")
+    folder = RunFolder(top)
+    chain = read_chain(top) if (top / CHAIN).exists() else {"parts": [], "changes": []}
+    data = {part.step: part.data or part.source for part in reversed(chain["parts"])}
+    steps = []
+    for number in range(int(last.name) + 1):
+        meta = folder.read_json(f"steps/{number}/meta.json")
+        scored = folder.read_json(f"steps/{number}/metrics.json") if folder.has_metrics(number) else None
+        steps.append(
+            {
+                "step": number,
+                "made": meta.get("made"),
+                "method": meta["method"],
+                "data": data.get(number, meta["spec"]),
+                "classes": [c["name"] for c in meta["classes"] if c["step"] == number and c["channel"] > 0],
+                "model": meta["files"]["model"]["sha256"],
+                "parent": meta["parent"],
+                "miou": None if scored is None else scored["miou"],
+            }
+        )
+    broken = [s["step"] for s, before in zip(steps[1:], steps, strict=False) if s["parent"] != before["model"]]
+    return {"run": str(top), "steps": steps, "changes": list(chain["changes"]), "broken": broken}
+
+
+def rollback(run: Path, step: int, out: Path) -> Path:
+    """A new run that ends with an earlier step, to be extended in another direction; the old run stays as it is."""
+    parent = read_parent(run, step)
+    _copy_run(parent, out, {}, frozenset(), f"back to step {step} of {parent.folder.path.resolve()}")
+    return out
+
+
+def change_classes(run: Path, out: Path, rename: Mapping[str, str], remove: Sequence[str]) -> Path:
+    """A new run whose models have other names for classes, or answer background where a removed class is seen."""
+    parent = read_parent(run)
+    if not rename and not remove:
+        raise UsageError("nothing to change: give --rename OLD=NEW or --remove NAME.")
+    gone = {c["name"] for c in parent.meta["classes"] if c.get("removed")}
+    names = [name for name in parent.classes if name not in gone]
+    for name in (*rename, *remove):
+        if name not in names[1:]:
+            raise UsageError(f"{parent.folder.path}: there is no class {name!r}{nearest(name, names[1:])}")
+    if twice := set(rename) & set(remove):
+        raise UsageError(f"{twice.pop()} is both renamed and removed. Choose one.")
+    after = [rename.get(name, name) for name in parent.scenario.classes]
+    if "" in after or len(set(after)) < len(after):
+        raise UsageError(f"--rename: two classes would have the same name, or one none: {', '.join(after)}.")
+    said = [f"{old} renamed to {new}" for old, new in rename.items()] + [f"{name} removed" for name in remove]
+    _copy_run(parent, out, dict(rename), frozenset(remove), ", ".join(said))
+    return out
+
+
+def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozenset[str], said: str) -> None:
+    """The steps of a run up to one of them as a new run, with a line in its history. config.json comes last."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise SdrsegError(f"{out} is there already. Choose a new folder with --out.")
+    new, folder = RunFolder(out), parent.folder
+    named = rename | {name: f"{name} (removed)" for name in remove}
+    classes = tuple(named.get(name, name) for name in parent.scenario.classes)
+    scores = []
+    for number in range(parent.step + 1):
+        there, here = folder.step(number), new.step(number)
+        here.mkdir(parents=True, exist_ok=True)
+        for name in STEP_FILES[:2]:
+            same_file(there / name, here / name)
+        if folder.has_metrics(number):
+            scored = folder.read_json(f"steps/{number}/metrics.json")
+            for one in scored["classes"]:
+                one["name"] = named.get(one["name"], one["name"])
+            scored["left_out"] = [named.get(name, name) for name in scored["left_out"]]
+            scores.append((StepScore.from_dict(scored), scored.get("scored_on", TEST_IMAGES)))
+            write_json(here / "metrics.json", scored)
+        meta = folder.read_json(f"steps/{number}/meta.json")
+        for one in meta["classes"]:
+            one |= {"id": 0, "removed": True} if one["name"] in remove else {}  # predictions say ids, not channels
+            one["name"] = named.get(one["name"], one["name"])
+        write_json(here / "meta.json", meta)
+    if len(scores) == parent.step + 1:
+        write_json(out / "summary.json", {**summary([s for s, _ in scores]), "scored_on": scores[-1][1]})
+    saved = folder.read_json("config.json")
+    parts = unchanged(parent)
+    spec = chain_spec(parent.scenario.steps, classes, parent.scenario.spec.protocol or "sequential")
+    scenario = replace(parent.scenario, spec=spec, classes=classes)
+    index = class_index(Extended(classes, parts), "val")
+    digests = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
+    write_json(out / "scenario.json", {**scenario.to_dict(), "mask_digests": parent.digests | digests})
+    change = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "what": said}
+    write_chain(out, classes, parent.score_background, parts, [*parent.changes, change])
+    write_json(out / "config.json", {**saved, "spec": str(spec), "format": FORMAT})
