@@ -51,7 +51,7 @@ class Forecast:
 def forecast(job: Job, plan: Plan) -> Forecast:
     """Look at the new images with the old model, and time one image."""
     step, config = plan.step, job.config.of_step(plan.step.number)
-    network, decision = open_step(plan.parent.folder, plan.parent.step, config.net)
+    network, decision = open_step(plan.parent.folder.step(plan.parent.step), config.net)
     network.place_on(job.fabric.device)
     n_old, index = len(step.old), plan.indexes["train"]
     own = [id for id in step.train_ids if id in set(plan.new.train_ids)]

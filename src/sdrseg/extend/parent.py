@@ -11,8 +11,8 @@ from typing import Any
 from sdrseg.config import Config, saved_config
 from sdrseg.data.extended import CHAIN, Part, read_chain
 from sdrseg.decision import Decision, read_decision
-from sdrseg.engine.folder import RunFolder
-from sdrseg.engine.saved import find_step, read_meta
+from sdrseg.engine.folder import RunFolder, read_meta
+from sdrseg.engine.saved import find_step
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.scenario import SOURCES, Scenario, parse_spec

@@ -101,7 +101,7 @@ def _look(job: Job, plan: Plan) -> list[Seen]:
     """Every scored image under both models; in one process."""
     step, k = plan.step, len(plan.step.channels)
     number = step.number
-    models = [open_step(job.folder, n, job.config.net) for n in (number - 1, number)]
+    models = [open_step(job.folder.step(n), job.config.net) for n in (number - 1, number)]
     for network, _ in models:
         network.place_on(job.fabric.device).eval()
     sizes = plan.indexes["val"].size_by_id
