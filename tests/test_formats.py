@@ -246,7 +246,7 @@ def test_broken_yaml(tmp_path, text, said):
         ({"label": "cat", "points": "abc"}, "points are not pairs of numbers"),
         ({"label": None, "points": []}, "None is not a class"),
         ("nothing", "'nothing' is not a class"),
-        ({"label": "cat", "shape_type": "circle", "points": [[0, 0]]}, "a circle of 1 points; it takes 2"),
+        ({"label": "cat", "shape_type": "circle", "points": [[0, 0]]}, "a circle of 1 point; it takes 2"),
     ],
 )
 def test_broken_shapes_of_labelme(tmp_path, shape, said):

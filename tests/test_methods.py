@@ -449,7 +449,7 @@ def test_switches_of_another_form_are_named(switches, message):
         (lambda f: f.mean(), "more_terms returns Tensor, not a dict"),
         (lambda f: {"own": f}, r"the term 'own' is not a tensor of one number, but shape \(\d+, "),
         (lambda f: {"own": 3.0}, "the term 'own' is not a tensor of one number, but float"),
-        (lambda f: {"ce": f.mean()}, "returns 'ce', a term that is there"),
+        (lambda f: {"ce": f.mean()}, "returns 'ce', which exists already"),
     ],
 )
 def test_terms_of_another_form_are_named(more, message):

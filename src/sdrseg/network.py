@@ -1,4 +1,4 @@
-"""The network: encoder E, decoder D and a classifier that grows with every step.
+"""The network: encoder E, decoder D and a classifier that grows in every step.
 
 Encoder and decoder come from segmentation_models_pytorch (smp), by name; only the decoder of the official code
 (`official`) and a small encoder for tests and generated data (`toy16`) are our own. smp's decoders upsample with
@@ -25,11 +25,11 @@ from sdrseg.network_parts import OfficialDecoder, PooledBranch, Upsample, place_
 
 REFUSED = {"dpt": "its decoder is more than one convolution and it takes tokens beside the features"}
 DECODERS = (*sorted(set(smp.MODEL_ARCHITECTURES_MAPPING) - set(REFUSED)), "official")
-"""What `net.decoder` can be."""
+"""Possible values of `net.decoder`."""
 
 
 class Output(NamedTuple):
-    """What the network says about images (B, 3, H, W).
+    """The output of the network for images (B, 3, H, W).
 
     All but the logits stay on the padded grid. Image sides are padded to a multiple of the stride s, so that the
     features have ⌈H/s⌉ × ⌈W/s⌉ cells and cell (i, j) begins at pixel (s·i, s·j), inside the image; only pan pads to
@@ -37,8 +37,8 @@ class Output(NamedTuple):
     """
 
     logits: Tensor  # (B, K, H, W): `coarse`, upsampled and cropped to the images
-    coarse: Tensor  # (B, K, h', w'): what the classifier says
-    embedding: Tensor  # (B, D, h', w'): what it is given
+    coarse: Tensor  # (B, K, h', w'): output of the classifier
+    embedding: Tensor  # (B, D, h', w'): input of the classifier
     stages: tuple[Tensor, ...]  # the encoder's feature maps, fine to coarse; the last alone unless `keep_stages`
 
     @property
@@ -55,7 +55,7 @@ class Network(nn.Module):
         self.encoder, self.decoder, self.classifier = encoder, decoder, classifier
         self.multiple = multiple  # image sides are padded to a multiple of this
         self.statistics_frozen = False
-        self.keep_stages = False  # whether an Output holds all stages, which keeps their memory
+        self.keep_stages = False  # whether an Output contains all stages, which keeps them in memory
         self.stride, self.feature_channels, self.features_nonnegative, self.pools = self._look()
 
     def forward(self, images: Tensor) -> Output:
@@ -63,7 +63,7 @@ class Network(nn.Module):
         return self.classify(self.trunk(images), images.shape[-2], images.shape[-1])
 
     def trunk(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Encoder and decoder, which do not know how many classes there are: stages, then the embedding."""
+        """Run encoder and decoder, which do not depend on the number of classes: stages, then the embedding."""
         height, width = images.shape[-2:]
         scales = self.encoder(
             resize_canvas(images, next_multiple(height, self.multiple), next_multiple(width, self.multiple))
@@ -72,7 +72,7 @@ class Network(nn.Module):
         return (*kept, self.decoder(scales))
 
     def classify(self, trunk: tuple[Tensor, ...], height: int, width: int) -> Output:
-        """What the classifier makes of what `trunk` returned, for images of this size."""
+        """Apply the classifier to the result of `trunk`, for images of this size."""
         *stages, embedding = trunk
         coarse = self.classifier(embedding)
         padded = (next_multiple(height, self.multiple), next_multiple(width, self.multiple))
@@ -84,7 +84,7 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def grow(self, new: int, init: Literal["default", "mib"] = "default") -> None:
-        """Add classes. Old rows are kept bit for bit; new ones start at PyTorch's default.
+        """Add classes. Old rows stay bit-identical; new ones start at PyTorch's default.
 
         mib: the new rows start as the background's, and all of these biases are lowered by log(new + 1). Background and
         new classes share the old background's probability equally; that of every other class stays as it was.
@@ -104,8 +104,8 @@ class Network(nn.Module):
         self.classifier = grown
 
     def place_on(self, device: torch.device) -> Network:
-        """Move it to a device, laid out there as convolutions like it best: channels last."""
-        move: Any = self.to  # not every version of torch declares memory_format
+        """Move the network to a device, in channels-last layout."""
+        move: Any = self.to  # memory_format is missing in the type hints of some versions of torch
         move(device, memory_format=torch.channels_last)
         return self
 
@@ -113,14 +113,14 @@ class Network(nn.Module):
         return self.encoder.parameters()
 
     def decoder_parameters(self) -> Iterator[nn.Parameter]:
-        """Those of the decoder and of the classifier."""
+        """Parameters of the decoder and of the classifier."""
         yield from self.decoder.parameters()
         yield from self.classifier.parameters()
 
     # --- batch norm -----------------------------------------------------------------------------------------------
 
     def freeze_statistics(self) -> None:
-        """From now on running statistics are used, and not updated, in training too, whoever calls train()."""
+        """Use running statistics without updating them, also in training mode and after train()."""
         self.statistics_frozen = True
         self.train(self.training)
 
@@ -173,12 +173,12 @@ def next_multiple(length: int, multiple: int) -> int:
 
 
 def statistics_moved(momentum: float, iterations: int) -> float:
-    """The share of the way from their start to the data's that running statistics have gone: 1 − (1 − m)^n."""
+    """How far running statistics have converged to those of the data after n updates: 1 − (1 − m)^n."""
     return 1 - (1 - momentum) ** iterations
 
 
 def statistics_warning(net: Net, iterations: int) -> str | None:
-    """What to say when step 0 is too short for the momentum of batch norm; evaluation uses the running statistics."""
+    """A warning if step 0 is too short for the momentum of batch norm; evaluation uses the running statistics."""
     for part, momentum in (("encoder", net.bn_momentum_encoder), ("decoder", net.bn_momentum_decoder)):
         if (moved := statistics_moved(momentum, iterations)) < 0.9:
             enough = 1 - 0.1 ** (1 / max(1, iterations))
@@ -191,7 +191,7 @@ def statistics_warning(net: Net, iterations: int) -> str | None:
 
 
 def require_variance(network: Network, crop: int) -> None:
-    """Stop where a batch norm in training would see one value a channel of an image, which has no variance."""
+    """Raise if a batch norm in training would get one value per channel, which has no variance."""
     if network.pools or crop <= network.stride:
         raise UsageError(
             "One image at a time is too few: this network trains a batch norm that gets one value per image. "

@@ -1,7 +1,7 @@
-"""What a method is: named terms with weights, and what it remembers between steps.
+"""The base class of methods: named terms with weights, and state that is kept between steps.
 
-Most methods are nothing but values for the switches of `config.switches`; the terms themselves are in
-terms.py, pixels.py and latent.py. A method with ideas of its own overrides the hooks.
+Most methods only set values for the switches of `config.switches`; the terms themselves are in terms.py, pixels.py and
+latent.py. A method with custom behaviour overrides the hooks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEES_TEACHER = ("begin_step", "survey", "relabel", "terms", "more_terms", "own_t
 
 
 class From(NamedTuple):
-    """The value of a switch and where it comes from: paper, official code, an author's word, or a measurement."""
+    """The value of a switch and its source: paper, official code, a statement of an author, or a measurement."""
 
     value: Any
     source: str
@@ -39,7 +39,7 @@ class From(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What a method has to know of a step. n_old counts background; in step 0 it is 0 and n_new counts background."""
+    """The step as seen by a method. n_old counts background; in step 0 it is 0 and n_new counts background."""
 
     number: int
     n_old: int
@@ -47,9 +47,9 @@ class StepInfo:
     protocol: str
     teacher_decision: Decision = "softmax"
     class_weights: tuple[float, ...] | None = None
-    """Of each channel, in the cross-entropy; None: all alike."""
+    """The weight of each channel in the cross-entropy; None: equal weights."""
     old_labels: bool = False
-    """Whether some images are labelled with old classes, though others are not: replayed ones."""
+    """Whether some images, the replayed ones, have labels of old classes."""
 
     @property
     def classes(self) -> int:
@@ -57,7 +57,7 @@ class StepInfo:
 
 
 class Method(PixelTerms):
-    """Fine-tuning, and every term that the configuration switches on. The base of all methods."""
+    """Fine-tuning plus every term that the configuration enables. The base class of all methods."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -65,18 +65,18 @@ class Method(PixelTerms):
     """Values for the configuration, by "section.key"."""
     by_preset: ClassVar[Mapping[str, Mapping[str, From]]] = {}
     by_task: ClassVar[Mapping[str, Mapping[str, From]]] = {}
-    """What differs for a preset, and for a task such as "15-1"."""
+    """Values that override `switches` for a preset, and for a task such as "15-1"."""
     settings: ClassVar[Mapping[str, Any] | type] = {}
-    """Settings of the method's own: {"weight": setting(10.0, "λ")} is `--set NAME.weight=3` and `self.own.weight`. Or a
-    frozen dataclass of settings."""
+    """Custom settings: {"weight": setting(10.0, "λ")} is `--set NAME.weight=3` and `self.own.weight`. Or a frozen
+    dataclass of settings."""
     section: ClassVar[str] = ""
-    """The section of these settings, for methods that share one; else it is the method's name."""
+    """The section of these settings, for methods that share one; by default the method's name."""
     own_terms: ClassVar[tuple[Term, ...]] = ()
-    """Terms of the method's own."""
+    """Custom terms."""
     own_step0: ClassVar[bool] = False
-    """Whether step 0 has to be trained with this method; all others share one step-0 model."""
+    """Whether step 0 is trained with this method; all others share one model of step 0."""
     needs_stages: ClassVar[bool] = False
-    """Whether `Output.stages` holds every stage of the encoder, of student and teacher; else the last alone."""
+    """Whether `Output.stages` contains all stages of the encoder, for student and teacher, or only the last."""
 
     def __init__(self, config: Config, processes: Processes | None = None):
         super().__init__(config, processes or Processes())
@@ -89,7 +89,7 @@ class Method(PixelTerms):
 
     @classmethod
     def own_sections(cls) -> dict[str, type]:
-        """The section of the configuration that holds the method's own settings, by name."""
+        """The section of the configuration with the custom settings, by name."""
         name = cls.section or cls.name
         if isinstance(cls.settings, type):
             return {name: cls.settings}
@@ -97,14 +97,14 @@ class Method(PixelTerms):
 
     @property
     def own(self) -> Any:
-        """The values of the method's own settings."""
+        """The values of the custom settings."""
         return self.config.own[self.section or self.name]
 
     @property
     def replayable(self) -> bool:
-        """Whether `terms` may be compiled, recorded once and replayed as a CUDA graph: it never makes the host wait,
-        and what it remembers it writes into the tensors it has, instead of making new ones. A class with terms of its
-        own has to say so itself; those of the official code cannot be."""
+        """Whether `terms` may be compiled, or recorded once and replayed as a CUDA graph: it never synchronises with
+        the host, and it updates its state in place instead of creating new tensors. A class with custom terms has to
+        set it itself; the terms of the official code cannot be replayed."""
         return not self.config.latent.official and self.config.kd.kind != "cil_official"
 
     @property
@@ -114,14 +114,14 @@ class Method(PixelTerms):
 
     @property
     def row_rates(self) -> tuple[float, float]:
-        """Learning-rate multipliers of the classifier's old and new rows in later steps; 0 keeps rows bit for bit."""
+        """Learning-rate multipliers of the classifier's old and new rows in later steps; 0 keeps rows bit-identical."""
         return 1.0, 1.0
 
     # --- hooks, in the order in which they are called ---------------------------------------------------------------
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether anything looks at the model of the step before: a term, or a hook of the method's own."""
+        """Whether a term or an overridden hook uses the model of the previous step."""
         config, kind = self.config, type(self)
         if any(getattr(kind, hook) is not getattr(Method, hook) for hook in SEES_TEACHER):
             return True
@@ -129,9 +129,9 @@ class Method(PixelTerms):
         return relabels or any(term.needs_teacher for term in self.objective_terms)
 
     def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
-        """Get ready for a step: grow the classifier (and prototypes) by the new classes.
+        """Prepare for a step: grow the classifier (and prototypes) by the new classes.
 
-        Both networks stay reachable as `self.student` and `self.teacher`, for terms on the classifier's parameters.
+        Both networks remain available as `self.student` and `self.teacher`, for terms on the classifier's parameters.
         """
         self.step, self.student, self.teacher = step, student, teacher
         if step.number > 0 and step.n_new > 0:
@@ -142,27 +142,27 @@ class Method(PixelTerms):
         self.latent.begin_step(step, student.feature_channels, student.stride, device, nonnegative)
 
     def begin_survey(self, when: When) -> None:
-        """The survey `before` or `after` fitting begins."""
+        """Called before the survey `before` or `after` fitting."""
 
     def survey(self, batch: Batch, student: Output, teacher: Output | None) -> None:
-        """Look at the step's training data without gradients, networks in eval mode: every image once, in the views of
-        the first epoch, before fitting and again before `end_step`. Runs only where a method overrides it.
+        """Called with the step's training data without gradients, networks in eval mode: every image once, augmented as
+        in the first epoch, before fitting and again before `end_step`. Runs only if a method overrides it.
 
-        Processes see different images and different numbers of batches: add up in `end_survey`, not here. What the
-        first survey leaves goes into `state_dict`, for a run that resumes does not repeat it.
+        Processes get different images and different numbers of batches: sum over them in `end_survey`, not here. Keep
+        the results of the first survey in `state_dict`, because a resumed run does not repeat it.
         """
 
     def end_survey(self, when: When) -> None:
-        """All images were seen; `self.processes.sum` adds up what the processes saw."""
+        """Called after the last batch of a survey; `self.processes.sum` sums over processes."""
 
     def parameter_groups(self, network: Network, encoder: float, decoder: float) -> list[dict[str, Any]]:
-        """The optimiser's groups, each with its learning rate at the beginning. What is in no group stays as it is."""
+        """The optimiser's groups, each with its initial learning rate. Parameters in no group are not trained."""
         return [
             {"params": list(network.encoder_parameters()), "lr": encoder},
             {"params": list(network.decoder_parameters()), "lr": decoder},
         ]
 
-    # relabel(batch, teacher) stands in pixels.py, with what follows from it
+    # relabel(batch, teacher) is defined in pixels.py
 
     def terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """The loss terms of a batch by name, unweighted. Called outside autocast; everything is on one device."""
@@ -178,54 +178,54 @@ class Method(PixelTerms):
         return {name: term if name in self._counts else term / self._parts for name, term in terms.items()}
 
     def more_terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Terms of a method's own, beside those that are switched on; docs/add-a-method.md has an example."""
+        """Further custom terms by name, besides `own_terms`."""
         return {}
 
     def _require_terms(self, more: Any, known: Mapping[str, Tensor]) -> None:
-        """Stop if `more_terms` returned anything but new names with one number each."""
+        """Raise if `more_terms` returned anything but scalars with new names."""
         if not isinstance(more, dict):
             raise UsageError(f"method {self.name}: more_terms returns {type(more).__name__}, not a dict of losses.")
         for name, term in more.items():
             if name in known:
-                raise UsageError(f"method {self.name}: more_terms returns {name!r}, a term that is there. Rename it.")
+                raise UsageError(f"method {self.name}: more_terms returns {name!r}, which exists already. Rename it.")
             if not isinstance(term, Tensor) or term.dim() > 0:
                 is_now = f"shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
                 raise UsageError(f"method {self.name}: the term {name!r} is not a tensor of one number, but {is_now}.")
 
     def objective(self) -> str:
-        """What the later steps minimise, as a formula."""
+        """The objective of the later steps as a formula."""
         formula = " + ".join(term.formula(self.config) for term in self.objective_terms)
         return formula + (", MiB init" if self.config.ce.init == "mib" else "")
 
     def weights(self) -> dict[str, float]:
-        """The weight of each term; one that is not named here weighs 1."""
+        """The weight of each term by name; 1 for terms that are not named."""
         return {term.name: term.weight_in(self.config) for term in self.known_terms if term.weight}
 
     @property
     def known_terms(self) -> list[Term]:
-        """All terms, whether they have a weight or not."""
+        """All terms, with or without a weight."""
         return [*TERMS.values(), *self.own_terms]
 
     @property
     def objective_terms(self) -> list[Term]:
-        """Those that have a weight."""
+        """The terms with a weight above 0."""
         return [term for term in self.known_terms if not term.weight or term.weight_in(self.config) > 0]
 
     def after_backward(self, student: Network) -> None:
-        """Gradients are ready and averaged over processes; they may be looked at and added to."""
+        """Called after the backward pass; gradients are averaged over processes and may be changed."""
 
     def after_update(self, student: Network) -> None:
-        """The optimiser has made its step."""
+        """Called after the optimiser's update."""
 
     def end_step(self, student: Network) -> None:
-        """The step is over."""
+        """Called after the last iteration of a step."""
 
     def metrics(self, batch: Batch, features: Tensor) -> dict[str, Tensor]:
-        """What the paper argues with, for the log: sparsity, distances to prototypes and between them."""
+        """Statistics of the features for the log: sparsity, distances to prototypes and between them."""
         return self.latent.metrics(batch, features)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that has to outlive the process, as tensors by name."""
+        """The state to save, as tensors by name."""
         return self.latent.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

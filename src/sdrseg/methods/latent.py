@@ -54,11 +54,11 @@ OFFICIAL: dict[str, dict[str, Any]] = {
     "cl": {"form": "mse", "scope": "batch", "normaliser": "pairs", "labels": "truth", "background": "include"},
     "sp": {"scope": "batch", "detach_max": False},
 }
-"""What the official code computes; `latent.official` knows nothing else."""
+"""What the official code computes; `latent.official` supports nothing else."""
 
 
 def require_official(config: Config, processes: int) -> None:
-    """Refuse what the official code's terms would silently leave out."""
+    """Raise for settings that the official code's terms would silently ignore."""
     if processes > 1 and (config.latent.official or config.kd.kind == "cil_official"):
         raise UsageError(
             f"The official code's terms (latent.official, kd.kind=cil_official) are those of one process, and there "
@@ -81,7 +81,7 @@ def updates_background_prototype(config: Config, protocol: str, step: int) -> bo
 
 
 class LatentSpace:
-    """Running prototypes, and the terms on the features that the configuration switches on."""
+    """Running prototypes, and the terms on the features that the configuration enables."""
 
     def __init__(self, config: Config, processes: Processes):
         self.config, self.processes = config, processes
@@ -112,7 +112,7 @@ class LatentSpace:
         return {name: TERMS[name].weight_in(self.config) for name in ("pm", "attract", "repel", "sp")}
 
     def terms(self, batch: Batch, features: Tensor, teacher_logits: Tensor | None) -> dict[str, Tensor]:
-        """Take the batch into the prototypes, then compute the terms that have a weight."""
+        """Update the prototypes with the batch, then compute the terms with a weight."""
         labels = self._grid(batch, features)
         weight = {name: w for name, w in self.weights().items() if w > 0}
         if self.step.number == 0 and not self.config.latent.step0:
@@ -136,13 +136,13 @@ class LatentSpace:
         return {name: term for name, term in terms.items() if name in weight}
 
     def _grid(self, batch: Batch, features: Tensor) -> Tensor:
-        """Labels on the feature grid; padding takes no part."""
+        """Labels on the feature grid; padding is void."""
         size = (features.shape[-2], features.shape[-1])
         return labels_on_grid(batch.labels, batch.padding, size, self._stride)
 
     @torch.no_grad()
     def _accumulate(self, sums: ClassSums) -> None:
-        """In place: a recorded pass finds them where they were."""
+        """Update the prototypes in place, so that a recorded pass uses the same tensors."""
         decay = self.config.proto.decay or None
         for average, old in self.prototypes.items():
             new = update(old, sums, average, self._learned, decay)
@@ -150,7 +150,7 @@ class LatentSpace:
             old.seen.copy_(new.seen)
 
     def _pseudo(self, labels: Tensor, teacher_logits: Tensor | None) -> Tensor:
-        """Labels with the background told apart by the teacher; in sequential training nothing is hidden in it."""
+        """Labels with background relabelled by the teacher, except in sequential training, which masks no classes."""
         if teacher_logits is None or self.step.protocol == "sequential":
             return labels
         return pseudo_labels(labels, teacher_logits, self._stride)
@@ -207,7 +207,7 @@ class LatentSpace:
     def _official(
         self, features: Tensor, labels: Tensor, teacher_logits: Tensor | None, weight: Mapping[str, float]
     ) -> dict[str, Tensor]:
-        """The official code's terms (one process only, as there)."""
+        """The official code's terms (one process only)."""
         mean, seen = (tensor.clone() for tensor in self.prototypes["pixel"])
         official.update_prototypes(mean, seen, features.detach(), labels, not bool(self._learned[0]))
         self.prototypes["pixel"] = Prototypes(mean, seen)
@@ -248,7 +248,7 @@ class LatentSpace:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copies: they are written in place, and the state may be another method's."""
+        """Copy the tensors: they are updated in place, and `state` may belong to another method."""
         self.prototypes = {
             average: Prototypes(*(state[f"prototypes.{average}.{part}"].clone() for part in ("mean", "seen")))
             for average in AVERAGES

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class PixelTerms:
-    """The part of a method that sees logits and labels."""
+    """The part of a method that uses logits and labels."""
 
     step: StepInfo
 
@@ -49,7 +49,7 @@ class PixelTerms:
         self.expect(None, 1)
 
     def weigh_classes(self, weights: tuple[float, ...] | None, device: torch.device) -> None:
-        """The weight of each channel in the cross-entropy; None: all alike."""
+        """Set the weight of each channel in the cross-entropy; None: equal weights."""
         self._class_weights = None if weights is None else torch.tensor(weights, device=device)
 
     @property
@@ -59,7 +59,7 @@ class PixelTerms:
         return relabelled or self.step.old_labels
 
     def relabel(self, batch: Batch, teacher: Output | None) -> Batch:
-        """The batch with the labels that the terms see: background becomes an old class where the teacher is sure."""
+        """The batch with the labels for the terms: background becomes an old class where the teacher is confident."""
         threshold = self.config.pseudo.threshold
         if teacher is None or threshold == 0:
             return batch
@@ -73,7 +73,7 @@ class PixelTerms:
         self._counts = {} if whole is None else self.counts(whole)
 
     def counts(self, batch: Batch) -> dict[str, Tensor]:
-        """How many pixels of a batch the means of CE and KD go over."""
+        """The number of pixels in the means of CE and KD."""
         everything = torch.ones_like(batch.padding)
         all_count = self.config.ce.reduction == "all" or self.config.ce.kind == "binary"
         kept = self.distilled(batch)
@@ -90,7 +90,7 @@ class PixelTerms:
         return {name: self.processes.sum(pixels.sum().float()) for name, pixels in chosen.items()}
 
     def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
-        """Cross-entropy and, where there is a teacher and it has a weight, distillation."""
+        """Cross-entropy and, with a teacher and a weight above 0, distillation."""
         ce, kd, labels, hidden = self.config.ce, self.config.kd, batch.labels, self._hidden()
         t = t if kd.weight > 0 else None
         count_void = ce.reduction == "all"
@@ -125,7 +125,7 @@ class PixelTerms:
         return split_labels(labels, hidden) if self.relabels and hidden > 1 else (labels, None)
 
     def _hidden(self) -> int:
-        """How many channels a pixel labelled background may belong to."""
+        """The number of channels that a pixel labelled background may belong to."""
         kind, step = self.config.ce.kind, self.step
         unbiased = kind == "unbiased" or (kind == "unbiased_if_masked" and step.protocol != "sequential")
         return max(1, step.n_old) if unbiased and step.n_new > 0 else 1
@@ -149,7 +149,7 @@ class PixelTerms:
         return value / {"n_old": n_old, "at_least_16": max(16, n_old), "none": 1}[self.config.kd.normaliser]
 
     def distilled(self, batch: Batch) -> Tensor:
-        """(B, H, W) bool: the pixels at which the teacher is listened to."""
+        """(B, H, W) bool: the pixels that are distilled."""
         return torch.ones_like(batch.padding) if self.config.kd.padding == "include" else ~batch.padding
 
     def mean_of(self, name: str, sums: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a term of the objective is, and all that are built in: each is declared here and nowhere else.
+"""The terms of the objective: the class, and all built-in terms, each declared only here.
 
 Weights, the formula of a method, whether it needs a teacher and the labels of the report follow from it. A new term is
 its function (losses/) and an entry of TERMS.
@@ -28,18 +28,18 @@ Compute = Callable[["Method", "Batch", "Output", "Output | None"], "Tensor | Non
 
 @dataclass(frozen=True)
 class Term:
-    """A term: how it is called, weighted and computed."""
+    """A term of the objective: its name, weight and computation."""
 
     name: str
-    summary: str  # for people, in a few words
+    summary: str  # a short description
     symbol: str | Callable[[Config], str]  # in the formula of a method
-    weight: str = ""  # the setting that holds its weight, "section.key"; none: it always weighs 1
-    needs_teacher: bool = False  # computed only where there is one
+    weight: str = ""  # the setting of its weight, "section.key"; without one the weight is 1
+    needs_teacher: bool = False  # computed only if there is a teacher
     compute: Compute | None = None
-    """The unweighted value, or None where the term takes no part. Without it, something else computes the term: the
-    terms over pixels share a kernel (methods/base.py), those on prototypes their sums (methods/latent.py)."""
+    """Returns the unweighted value, or None to omit the term. Without a function the term is computed elsewhere: the
+    terms over pixels share a kernel (methods/pixels.py), those on prototypes their sums (methods/latent.py)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the term's own; their section is called like the term."""
+    """Settings of the term, in a section with its name."""
 
     def weight_in(self, config: Config) -> float:
         name, _, key = self.weight.partition(".")
@@ -70,7 +70,7 @@ TERMS: dict[str, Term] = {}
 
 
 def register_term(term: Term) -> Term:
-    """Make a term known to every method; its weight switches it on."""
+    """Register a term for all methods; a weight above 0 enables it."""
     if term.name in TERMS:
         raise UsageError(f"There is a term {term.name!r} already. Choose another name.")
     TERMS[term.name] = term
