@@ -58,7 +58,7 @@ def test_help_lists_the_verbs_and_does_not_import_torch(tmp_path: Path):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"\bdata\b +Show what a data set holds", done.stdout)
+    assert re.search(r"\bdata\b +Show the contents of a data set", done.stdout)
     assert "Continual semantic segmentation" in done.stdout
 
 

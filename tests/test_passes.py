@@ -219,7 +219,7 @@ class Sure(Quiet):
 
 def test_a_method_with_terms_of_its_own_is_replayed_only_if_it_says_so() -> None:
     config = make_config("sdr")
-    assert all(replayable(kind(config)) for kind in METHODS.values())
+    assert all(replayable(kind(make_config(name))) for name, kind in METHODS.items())
     assert not replayable(Quiet(config))
     assert replayable(Sure(config))
     assert not replayable(METHODS["sdr"](make_config("sdr", "official")))

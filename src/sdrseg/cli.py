@@ -23,14 +23,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-DataPath = Annotated[Path | None, typer.Option("--data", metavar="PATH", help="The folder that holds the data set.")]
+DataPath = Annotated[Path | None, typer.Option("--data", metavar="PATH", help="The folder of the data set.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="A TOML file with settings.")]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable.")
 ]
-SourceFile = Annotated[
-    Path | None, typer.Option("--source", metavar="FILE.py", help="The file of a data set of your own.")
-]
+SourceFile = Annotated[Path | None, typer.Option("--source", metavar="FILE.py", help="The file of a custom data set.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON and nothing else.")]
 
 
@@ -78,7 +76,7 @@ def data(
     set: Assignments = None,
     json: AsJson = False,
 ) -> None:
-    """Show what a data set holds and what each step of a scenario sees; check every file."""
+    """Show the contents of a data set and of each step of a scenario; check every file."""
     from sdrseg.config import parse_settings
     from sdrseg.data.inspect import inspect_data
 
@@ -92,7 +90,7 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder: images/, masks/ and dataset.toml.")],
     json: AsJson = False,
 ) -> None:
-    """Write your own data in our plain layout. Training does not need it: it reads every format where it lies."""
+    """Convert your own data to images/, masks/ and dataset.toml. Training reads every format without this."""
     from sdrseg.data.convert import convert_data
 
     convert_data(folder, out, json)

@@ -1,4 +1,4 @@
-"""The errors a user can meet. Each message names the file or value and says what to do."""
+"""Errors for users. Each message names the file or value and says what to do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UsageError(SdrsegError):
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, in one line of at most 200 characters; its kind where it says nothing."""
+    """The message of another library's error, in one line of at most 200 characters; its type if it has no message."""
     line = next(iter(str(error).strip().splitlines()), "").rstrip(". ") or type(error).__name__
     return line if len(line) <= 200 else f"{line[:200]}…"
 

@@ -1,4 +1,4 @@
-"""A data set without its test images: what a run that holds out training images gets to see."""
+"""A data set without access to its test images, for runs that hold out training images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distillation terms: the student keeps what the teacher (the frozen model of the step before) says.
+"""Distillation terms: the student keeps the outputs of the teacher (the frozen model of the previous step).
 
 Student logits z (B, K, H, W), teacher logits t (B, n_old, H, W), `keep` (B, H, W) bool: the pixels that take part
 (everything but padding). All return (2,) sums, to be divided by `losses.pixels.mean`.

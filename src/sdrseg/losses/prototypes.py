@@ -23,12 +23,12 @@ Average = Literal["image", "pixel"]
 
 
 class ClassSums(NamedTuple):
-    """What is known of each class in some images. Sums, so those of several processes add up."""
+    """Statistics of each class in some images, as sums, so that those of several processes can be added."""
 
     pixels: Tensor  # (K,) positions of the class
     pixel_total: Tensor  # (K, C) Σ of their features
     square: Tensor  # (K,) Σ of their squared norms
-    images: Tensor  # (K,) images that hold the class
+    images: Tensor  # (K,) images that contain the class
     image_total: Tensor  # (K, C) Σ over images of the class's mean feature in the image
 
     def counted(self, average: Average) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,7 @@ def _added_one_by_one(features: Tensor, squares: Tensor, labels: Tensor, classes
 
 
 def class_sums(features: Tensor, labels: Tensor, classes: int) -> ClassSums:
-    """What the images of a batch hold of each class."""
+    """The sums of each class over the images of a batch."""
     pixels, total, square = sums_by_image(features, labels, classes)
     images = (pixels > 0).to(total.dtype)
     means = total / pixels.clamp_min(1)[:, :, None]
