@@ -115,7 +115,7 @@ def test_what_upsampling_has_kernels_for(monkeypatch):
     monkeypatch.setattr(upsampling, "runs", lambda *given: True)
 
     def asked(small, large, kind=torch.bfloat16, numbers=1):
-        given = SimpleNamespace(is_cuda=True, device=None, dtype=kind, numel=lambda: numbers)
+        given = SimpleNamespace(device=torch.device("cuda"), dtype=kind, numel=lambda: numbers)
         return upsampling._fits(given, small, large)
 
     assert asked((4, 5), (128, 5))

@@ -124,10 +124,6 @@ class Network(nn.Module):
         self.statistics_frozen = True
         self.train(self.training)
 
-    def unfreeze_statistics(self) -> None:
-        self.statistics_frozen = False
-        self.train(self.training)
-
     def train(self, mode: bool = True) -> Network:
         super().train(mode)
         if self.statistics_frozen:

@@ -37,7 +37,7 @@ def inspect_data(
     if json:
         print_json(found.to_dict())
     else:
-        _print(found.holdings, found.source, found.scenario, found.facts, found.order, picture)
+        _print(found)
     return len(found.holdings.problems)
 
 
@@ -66,10 +66,22 @@ class _Found:
     picture: Path | None
 
     def to_dict(self) -> dict[str, Any]:
-        known = _as_json(
-            str(self.spec), self.holdings, self.source, self.scenario, self.facts, self.order, self.picture
-        )
-        return known | {"config": self.config.to_dict()}
+        """All of it, ready for JSON."""
+        source, scenario, file = self.source, self.scenario, self.picture
+        result: dict[str, Any] = {"spec": str(self.spec), "picture": None if file is None else str(file)}
+        result |= self.holdings.to_dict()
+        result |= {"format": source.format, "split_by": source.split_by, "notes": source.notes}
+        if scenario is not None:
+            result["steps"] = [
+                {"step": s.number, "new": _names(source, s.new), "new_ids": s.new, "train": len(s.train_ids)}
+                | {"val": len(s.val_ids), "test": len(s.test_ids), "with_old": f.with_old, "with_future": f.with_future}
+                | {"seen_before": f.seen_before}
+                for s, f in zip(scenario.steps, self.facts, strict=True)
+            ]
+            result["obeys"] = obeyed(scenario, self.facts)
+            result["better_order"] = self.order
+            result["warnings"] = scenario.warnings
+        return result | {"config": self.config.to_dict()}
 
 
 def _look(
@@ -98,38 +110,8 @@ def _look(
     return _Found(spec, config, holdings, source, scenario, facts, order, picture)
 
 
-def _as_json(
-    spec: str,
-    holdings: Holdings,
-    source: Source,
-    scenario: Scenario | None,
-    facts: list[StepFacts],
-    order: str | None,
-    file: Path | None,
-) -> dict[str, Any]:
-    result: dict[str, Any] = {"spec": spec, "picture": None if file is None else str(file)} | holdings.to_dict()
-    result |= {"format": source.format, "split_by": source.split_by, "notes": source.notes}
-    if scenario is not None:
-        result["steps"] = [
-            {"step": s.number, "new": _names(source, s.new), "new_ids": s.new, "train": len(s.train_ids)}
-            | {"val": len(s.val_ids), "test": len(s.test_ids), "with_old": f.with_old, "with_future": f.with_future}
-            | {"seen_before": f.seen_before}
-            for s, f in zip(scenario.steps, facts, strict=True)
-        ]
-        result["obeys"] = obeyed(scenario, facts)
-        result["better_order"] = order
-        result["warnings"] = scenario.warnings
-    return result
-
-
-def _print(
-    holdings: Holdings,
-    source: Source,
-    scenario: Scenario | None,
-    facts: list[StepFacts],
-    order: str | None,
-    file: Path | None,
-) -> None:
+def _print(found: _Found) -> None:
+    holdings, source, scenario, facts = found.holdings, found.source, found.scenario, found.facts
     out = console()
     splits = list(holdings.images)
     title = f"{holdings.name}: " + ", ".join(f"{holdings.images[s]:,} {s}" for s in splits) + " images"
@@ -162,8 +144,8 @@ def _print(
         out.print(obeyed(scenario, facts))
         for warning in scenario.warnings:
             out.print(f"warning: {warning}")
-        if order is not None:
-            out.print(f"In this order every step has images: {order}", soft_wrap=True)
+        if found.order is not None:
+            out.print(f"In this order every step has images: {found.order}", soft_wrap=True)
         elif any(not fact.train for fact in facts):
             out.print("No order of the classes was found that gives every step images; @overlapped needs none.")
     out.print()
@@ -175,8 +157,8 @@ def _print(
         )
     else:
         out.print("No problems found in any file.")
-    if file is not None:
-        out.print(f"Picture grid: {file}", soft_wrap=True)
+    if found.picture is not None:
+        out.print(f"Picture grid: {found.picture}", soft_wrap=True)
 
 
 def _names(source: Source, ids: Sequence[int]) -> list[str]:

@@ -29,8 +29,8 @@ KERNELS = {
     "rows": "Sums over features",
     "views": "Views of cached images",
 }
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton's interpreter runs kernels on a CPU."""
+DEVICES = {"cuda"}
+"""The types of devices on which kernels may run."""
 
 _enabled = dict.fromkeys(KERNELS, os.environ.get("SDRSEG_KERNELS") != "0")
 _found: dict[tuple[str, torch.device], bool] = {}
@@ -55,7 +55,7 @@ def enabled(name: str) -> bool:
 
 def on_gpu(x: Tensor) -> bool:
     """Where kernels may run at all."""
-    return x.is_cuda or INTERPRETED
+    return x.device.type in DEVICES
 
 
 def runs(name: str, device: torch.device, attempt: Callable[[torch.device], object]) -> bool:
@@ -65,7 +65,7 @@ def runs(name: str, device: torch.device, attempt: Callable[[torch.device], obje
     if (name, device) not in _found:
         if torch.compiler.is_compiling():
             return False
-        _found[name, device] = (device.type == "cuda" or INTERPRETED) and _succeeds(name, device, attempt)
+        _found[name, device] = device.type in DEVICES and _succeeds(name, device, attempt)
     return _found[name, device]
 
 

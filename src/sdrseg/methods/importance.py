@@ -37,6 +37,12 @@ PREFIX = "importance"
 ONE_RATE = From(1.0, "stability: SGD with Nesterov momentum 0.9 needs 2·λ·lr below 1.36 where Ĩ = 1")
 
 
+def strength(mib: int) -> dict[str, From]:
+    """Values for the switches; `mib`: the weight in MiB's code."""
+    weight = From(1000.0, f"official code: method preset (MiB: {mib})")
+    return {"importance.weight": weight, "optim.decoder_lr_factor_later": ONE_RATE}
+
+
 def penalty_term(symbol: str) -> Term:
     """The value is a number for the log: its gradient is added in `after_backward`."""
 
@@ -155,10 +161,7 @@ class EWC(ImportanceMethod):
     summary = "Elastic Weight Consolidation: importance is the running mean of squared gradients"
     own_terms = (penalty_term("Σ_θ F̃_θ (θ − θ_old)²"),)
     replayable = Method.replayable
-    switches = {
-        "importance.weight": From(1000.0, "official code: method preset (MiB: 500)"),
-        "optim.decoder_lr_factor_later": ONE_RATE,
-    }
+    switches = strength(mib=500)
 
     def begin_statistics(self, parameters: Named) -> None:
         fisher = self.memory.get("fisher", {})
@@ -177,10 +180,7 @@ class PI(ImportanceMethod):
     summary = "Path Integral (synaptic intelligence): importance is the loss saved along the parameter's way"
     own_terms = (penalty_term("Σ_θ Ω̃_θ (θ − θ_old)²"),)
     replayable = Method.replayable
-    switches = {
-        "importance.weight": From(1000.0, "official code: method preset (MiB: 500)"),
-        "optim.decoder_lr_factor_later": ONE_RATE,
-    }
+    switches = strength(mib=500)
 
     def begin_statistics(self, parameters: Named) -> None:
         omega = self.memory.get("omega", {})
@@ -208,10 +208,7 @@ class RW(EWC):
     summary = "Riemannian Walk: squared gradients, and the loss saved along the way relative to them"
     own_terms = (penalty_term("Σ_θ (F̃_θ + s̃_θ)(θ − θ_old)²"),)
     replayable = Method.replayable
-    switches = {
-        "importance.weight": From(1000.0, "official code: method preset (MiB: 100)"),
-        "optim.decoder_lr_factor_later": ONE_RATE,
-    }
+    switches = strength(mib=100)
 
     def begin_statistics(self, parameters: Named) -> None:
         super().begin_statistics(parameters)
