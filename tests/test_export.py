@@ -144,11 +144,11 @@ def test_what_is_refused_before_any_work(trained, exported, tmp_path, monkeypatc
     monkeypatch.setattr(export, "load", lambda *_: pytest.fail("it began to work"))
     (tmp_path / "there.onnx").write_bytes(b"mine")
     for options, message in (
-        ({"path": trained, "out": tmp_path / "m.pt"}, "ends in .onnx"),
-        ({"path": trained, "out": tmp_path / "m.onnx", "format": "torchscript"}, "there is onnx"),
-        ({"path": trained, "out": tmp_path / "there.onnx"}, "exists"),
-        ({"path": exported, "out": tmp_path / "m.onnx"}, "is a file"),
-        ({"path": trained, "out": tmp_path / "m.onnx", "check": ["nothing.png"]}, "no such file"),
+        ({"run": trained, "out": tmp_path / "m.pt"}, "ends in .onnx"),
+        ({"run": trained, "out": tmp_path / "m.onnx", "format": "torchscript"}, "there is onnx"),
+        ({"run": trained, "out": tmp_path / "there.onnx"}, "exists"),
+        ({"run": exported, "out": tmp_path / "m.onnx"}, "is a file"),
+        ({"run": trained, "out": tmp_path / "m.onnx", "check": ["nothing.png"]}, "no such file"),
     ):
         with pytest.raises((SdrsegError, UsageError), match=message):
             export_model(**options)
