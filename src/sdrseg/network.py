@@ -231,8 +231,9 @@ def _parts(net: Net, classes: int) -> tuple[Any, nn.Module, nn.Conv2d]:
         decoder = OfficialDecoder(encoder.out_channels[-1], net.decoder_activation)
         return encoder, decoder, nn.Conv2d(256, classes, 1)
     options: dict[str, Any] = {}
+    rates = tuple(map(int, net.atrous.split(",")))
     if net.decoder in ("deeplabv3", "deeplabv3plus"):
-        options = {"encoder_output_stride": stride, "decoder_atrous_rates": (6, 12, 18), "decoder_aspp_dropout": 0.0}
+        options = {"encoder_output_stride": stride, "decoder_atrous_rates": rates, "decoder_aspp_dropout": 0.0}
         options["decoder_channels"] = 64 if net.encoder == "toy16" else 256
     elif net.decoder == "pan":
         options = {"encoder_output_stride": stride}

@@ -24,6 +24,9 @@ class Net:
         8,
         32,
     )
+    atrous: Literal["6,12,18", "12,24,36"] = setting(
+        "6,12,18", "dilations in the decoders deeplabv3 and deeplabv3plus; 12,24,36 is the default of other libraries"
+    )
     decoder_activation: Literal["relu", "leaky_relu", "none"] = setting(
         "relu", "activation after each batch norm, for decoder = official; the official code has none"
     )

@@ -41,7 +41,7 @@ def small_data(images: int, held_out: bool, parent: Config) -> dict[str, dict[st
     batch = min(4, images) if few else 8
     epochs = min(100, max(20, math.ceil(ITERATIONS / (images // batch))))
     watched = {"best_every": max(1, epochs // 10), "patience": 4} if held_out else {}
-    rate = min(parent.optim.lr_later, parent.optim.lr / (50 if few else 10))
+    rate = min(parent.optim.lr_later, parent.optim.lr / (100 if few else 10))
     return {"train": {"batch_size": batch, "epochs": epochs, **watched}, "optim": {"lr_later": rate}}
 
 

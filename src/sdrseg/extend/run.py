@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,8 @@ def extend(
     held_out = bool(new.parts[0].val)
     file = None if config_file is None else Path(config_file)
     config = make_config(parent, name, len(plan.step.train_ids), held_out, file, settings)
-    plan.scenario.require_images([1] * plan.step.number + [config.of_step(plan.step.number).train.batch_size])
+    only = replace(plan.scenario, steps=(plan.step,))
+    only.require_images([config.of_step(plan.step.number).train.batch_size])
     job = make_job(find_method(name), config, plan.source, plan.indexes, plan.scenario, out, None, display)
     job.replays, job.data, job.earlier_digests = more is not None, folder, parent.digests
     job.removed = frozenset(

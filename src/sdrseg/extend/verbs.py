@@ -18,6 +18,7 @@ def add_verbs(app: typer.Typer) -> None:
     """Give the command line the verbs of this file."""
     for verb in (extend, history, rollback, classes):
         app.command()(verb)
+    app.command("import")(import_model)
 
 
 def extend(
@@ -126,3 +127,24 @@ def classes(
     if wrong := [old for old, equals, new in pairs if not (equals and old and new)]:
         raise UsageError(f"--rename {wrong[0]}: write OLD=NEW.")
     print(f"run folder: {change_classes(run, out, {old: new for old, _, new in pairs}, remove or [])}")
+
+
+def import_model(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A state dict: .safetensors or .pth.")],
+    arch: Annotated[
+        str,
+        typer.Option(help="deeplabv3_resnet50 or deeplabv3_resnet101 (torchvision), or smp's: unet, deeplabv3plus, …"),
+    ],
+    classes: Annotated[
+        str, typer.Option(metavar="A,B", help="The names of its channels, background first, also if it has none.")
+    ],
+    out: NewRun,
+    encoder: Annotated[str | None, typer.Option(help="Of segmentation_models_pytorch, such as resnet34.")] = None,
+    crop: Annotated[int, typer.Option(min=32, help="The side of the crops it was trained on.")] = 512,
+) -> None:
+    """Take a model of segmentation_models_pytorch or torchvision as step 0 of a run, to predict with and to extend."""
+    from sdrseg.extend.imported import import_model as take
+
+    for note in take(checkpoint, out, arch, classes.split(","), encoder=encoder, crop=crop):
+        print(f"note: {note}")
+    print(f"run folder: {out}")

@@ -1,0 +1,98 @@
+"""Models from elsewhere: as step 0 they say what their library says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import segmentation_models_pytorch as smp
+import torch
+from safetensors.torch import save_file
+from torchvision.models import segmentation
+
+import sdrseg
+from extend_data import masks_folder
+from runs import Quiet
+from sdrseg.data.augment import normalise
+from sdrseg.errors import SdrsegError
+from sdrseg.extend import imported
+from sdrseg.extend.imported import import_model
+from sdrseg.extend.run import extend
+
+
+def saved(model: torch.nn.Module, file) -> torch.nn.Module:
+    """With batch norms that have seen something, in a file."""
+    torch.manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, file) if file.suffix == ".safetensors" else torch.save({"state_dict": state}, file)
+    return model.eval()
+
+
+@torch.inference_mode()
+def test_torchvisions_deeplab_says_the_same_logits(tmp_path):
+    file = tmp_path / "tv.pth"
+    model = saved(segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=3), file)
+    assert import_model(file, tmp_path / "run", "deeplabv3_resnet50", ["background", "cat", "dog"]) == []
+    ours = sdrseg.load(tmp_path / "run", device="cpu")
+    assert [c.name for c in ours.classes] == ["background", "cat", "dog"]
+    image = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (1, 3, 96, 64)).astype(np.uint8))
+    theirs = model(normalise(image))["out"]
+    assert torch.allclose(ours.network(normalise(image)).logits, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("arch", ["unet", "deeplabv3plus"])
+def test_smps_models_are_taken_and_can_be_extended(tmp_path, arch):
+    file = tmp_path / "smp.safetensors"
+    model = saved(smp.create_model(arch, "resnet18", encoder_weights=None, classes=1), file)
+    notes = import_model(file, tmp_path / "run", arch, ["background", "crack"], encoder="resnet18", crop=64)
+    assert notes == []  # one channel is a sigmoid: a softmax over [0, z]
+    ours = sdrseg.load(tmp_path / "run", device="cpu")
+    image = np.random.default_rng(0).integers(0, 255, (64, 64, 3)).astype(np.uint8)
+    said = ours.predict(image).probabilities
+    if arch == "unet":  # its classifier is not enlarged
+        with torch.inference_mode():
+            theirs = model(normalise(torch.from_numpy(image).permute(2, 0, 1)[None])).sigmoid()[0, 0].numpy()
+        assert np.abs(said[1] - theirs).max() < 1e-4
+        masks_folder(tmp_path / "white", 7, 4)
+        quick = {"train.epochs": 1, "train.best_every": 0, "train.patience": 0, "run.loggers": []}
+        done = extend(tmp_path / "run", tmp_path / "white", tmp_path / "two", settings=quick, display=Quiet())
+        assert done.method == "sdr" and any("does without" in note for note in done.notes)
+        assert [c.name for c in sdrseg.load(tmp_path / "two").classes] == ["background", "crack", "white"]
+
+
+def test_what_cannot_be_imported_is_said(tmp_path):
+    file = tmp_path / "smp.safetensors"
+    saved(smp.create_model("unet", "resnet18", encoder_weights=None, classes=3), file)
+    names, known = ["background", "a", "b"], {"encoder": "resnet18"}
+    for arch, given, options, match in (
+        ("unet", ["a", "b"], known, "3 channels, and --classes names 2"),
+        ("unet", ["a", "a", "b"], known, "Name each channel once"),
+        ("unett", names, known, "did you mean 'unet'"),
+        ("unet", names, {}, "say which --encoder"),
+        ("unet", names, {"encoder": "resnet34"}, "does not fit unet"),
+        ("deeplabv3_resnet50", names, {}, "does not fit|has no classifier"),
+    ):
+        with pytest.raises(SdrsegError, match=match):
+            import_model(file, tmp_path / "out", arch, given, **options)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("")
+    with pytest.raises(SdrsegError, match="is there already"):
+        import_model(file, tmp_path / "full", "unet", names, **known)
+
+
+def test_a_network_that_computes_otherwise_is_refused(tmp_path, monkeypatch):
+    """Torchvision dilates the first block of a stage as the stage before; our default does not."""
+    file = tmp_path / "tv.pth"
+    saved(segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=2), file)
+    build = imported.build_network
+    other = lambda net, classes: build(replace(net, dilate_first_block=True), classes)  # noqa: E731
+    monkeypatch.setattr(imported, "build_network", other)
+    with pytest.raises(SdrsegError, match="differ by"):
+        import_model(file, tmp_path / "run", "deeplabv3_resnet50", ["background", "cat"])
+    assert not (tmp_path / "run").exists()
