@@ -13,7 +13,7 @@ from sdrseg.config.setting import section, setting
 from sdrseg.engine.bases import base_key, base_of
 from sdrseg.engine.job import Job, prepare_job
 from sdrseg.errors import UsageError
-from sdrseg.methods import METHODS
+from sdrseg.methods import METHODS, method_layers, own_sections
 from sdrseg.scenario import parse_spec
 
 MAY_CHANGE = {
@@ -206,3 +206,13 @@ def test_a_base_of_plain_training_does_not_know_a_methods_section(job):
     config = dataclasses.replace(job.config, own={"pod": POD(weight=3.0)})
     assert key_of(job, "ft", config) == key_of(job, "ft", job.config)
     assert key_of(job, "ewc", config) != key_of(job, "ewc", job.config)
+
+
+def test_rows_of_an_ablation_share_a_base_where_step_0_is_the_same(job):
+    def key(name):
+        layers = method_layers(name, "default", None, "shapes")
+        config = load_config("shapes", None, {}, layers, own_sections(name))
+        return key_of(job, name, config)
+
+    assert key("laps") == key("laps-no-versus") == key("laps-correct-new")
+    assert len({key("laps"), key("laps-features"), key("laps-prototype"), key("ewc")}) == 4

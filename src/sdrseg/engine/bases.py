@@ -41,7 +41,7 @@ KEY_VERSION = 2
 def base_of(method: type[Method], config: Config) -> tuple[type[Method], Config]:
     """The method and configuration that train step 0: the method's own if it needs one, else plain training."""
     if method.own_step0 or config.latent.step0:
-        return method, config.without("later", "teacher")
+        return method.trains_step0_like or method, config.without("later", "teacher")
     return find_method("ft"), replace(config.without("later", "losses", "teacher"), own={})
 
 

@@ -75,6 +75,8 @@ class Method(PixelTerms):
     """Custom terms."""
     own_step0: ClassVar[bool] = False
     """Whether step 0 is trained with this method; all others share one model of step 0."""
+    trains_step0_like: ClassVar[type[Method] | None] = None
+    """Another method with the same step 0, whose model is then shared; settings that differ in step 0 still count."""
     needs_stages: ClassVar[bool] = False
     """Whether `Output.stages` contains all stages of the encoder, for student and teacher, or only the last."""
 

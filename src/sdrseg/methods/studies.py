@@ -30,7 +30,8 @@ def variant(of: type[Method], name: str, summary: str, source: str, **values: An
         preset: {key: value for key, value in kept.items() if key not in changed}
         for preset, kept in of.by_preset.items()
     }
-    body = {"name": name, "summary": summary, "switches": {**of.switches, **given}, "by_preset": by_preset}
+    body: dict[str, Any] = {"trains_step0_like": of.trains_step0_like or of} if of.own_step0 else {}
+    body |= {"name": name, "summary": summary, "switches": {**of.switches, **given}, "by_preset": by_preset}
     return type(f"Variant_{name}", (of,), {**body, "__doc__": summary})
 
 
