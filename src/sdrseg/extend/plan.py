@@ -30,18 +30,20 @@ DEFAULTS: dict[Decision, str] = {"softmax": "laps-softmax", "sigmoid": "laps", "
 WITHOUT_MEMORY = "sdr"
 SUITS = {"softmax": "laps-softmax, sdr, mib or ft", "sigmoid": "laps", "sigmoid_all": "lwf_mc"}
 FEW_IMAGES = 64
+SLOWER = {"laps": 100, "laps-softmax": 100}
+"""With few images, the rate of step 0 is divided by this, for other methods by 25 (docs/extend.md)."""
 ITERATIONS = 400
 """Aimed at with little data."""
 
 
-def small_data(images: int, held_out: bool, parent: Config) -> dict[str, dict[str, Any]]:
+def small_data(images: int, held_out: bool, parent: Config, method: str) -> dict[str, dict[str, Any]]:
     """Settings by the number of training images: smaller batches and more epochs for few, so that there are about 400
     iterations, at a lower rate; the best model by the held-out images is kept."""
     few = images < FEW_IMAGES
     batch = min(4, images) if few else 8
     epochs = min(100, max(20, math.ceil(ITERATIONS / (images // batch))))
     watched = {"best_every": max(1, epochs // 10), "patience": 4} if held_out else {}
-    rate = min(parent.optim.lr_later, parent.optim.lr / (100 if few else 10))
+    rate = min(parent.optim.lr_later, parent.optim.lr / (SLOWER.get(method, 25) if few else 10))
     return {"train": {"batch_size": batch, "epochs": epochs, **watched}, "optim": {"lr_later": rate}}
 
 
@@ -63,7 +65,7 @@ def make_config(
     layers = [
         (str(parent.folder.path / "config.json"), kept),
         *method_layers(method, "default", None, parent.source),
-        ("extend", small_data(images, held_out, parent.config)),
+        ("extend", small_data(images, held_out, parent.config, method)),
     ]
     config = load_config(Extended.name, file, settings, layers, own_sections(method))
     if changed := [
