@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import sdrseg
 from extend_data import NAMES, SIDE, base_folder, coco_folder, masks_folder, yolo_folder
 from formats import save
 from runs import Quiet
+from sdrseg.cli import app
 from sdrseg.config import Config
 from sdrseg.data.extended import Extended
 from sdrseg.engine.evaluate import score_again
@@ -20,6 +22,7 @@ from sdrseg.engine.run import train
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend.history import change_classes, history, rollback
 from sdrseg.extend.run import extend
+from sdrseg.report import write_report
 
 SMALL = {
     "net.encoder": "toy16",
@@ -219,3 +222,21 @@ def test_without_the_old_data_it_goes_on_and_says_so(place, tmp_path):
     assert done.method == "laps-softmax"
     memory = load_file(tmp_path / "pseudo/steps/0/memory.safetensors")
     assert any(name.startswith("memory.") for name in memory)
+
+
+def test_replay_the_exit_code_and_the_report(place, tmp_path):
+    words = ["extend", str(place / "run"), "--data", str(place / "white"), "--replay", str(place / "base")]
+    words += ["--method", "mib", "--out", str(tmp_path / "two"), "--max-forgetting", "-200"]
+    words += [word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 3 and "verdict: MISSED: forgetting is" in done.output, done.output
+    scenario = json.loads((tmp_path / "two/scenario.json").read_text())
+    source = Extended.open(tmp_path / "two", Config())
+    replayed = [id for id in scenario["steps"][1]["train_ids"] if id.startswith("replay1/")]
+    assert len(replayed) == 60  # whatever split they were in
+    seen = {
+        int(v) for id in replayed for v in np.unique(np.array(scenario["steps"][1]["train_table"])[source.mask(id)])
+    }
+    assert seen == set(range(7))
+    file, notes = write_report([tmp_path / "two"], tmp_path / "report.html", images=2)
+    assert notes == [] and b".photo-0{" in file.read_bytes()

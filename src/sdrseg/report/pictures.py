@@ -21,6 +21,7 @@ from torch import Tensor
 from sdrseg.colours import NOT_SCORED, Colour
 from sdrseg.data import open_source
 from sdrseg.data.augment import EVALUATIONS, normalise, padding, show
+from sdrseg.data.extended import Extended
 from sdrseg.data.index import ClassIndex, class_index
 from sdrseg.data.source import Source
 from sdrseg.decision import decide
@@ -90,7 +91,8 @@ class Choice:
 def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, ClassIndex]:
     """The data set of the runs and what its test masks hold; it must be the one that was scored."""
     spec = parse_spec(runs[0].identity["spec"])
-    source = open_source(spec.source, data, runs[0].config)
+    own = spec.source == Extended.name  # its folder says where its data are
+    source = open_source(spec.source, runs[0].path if own else data, runs[0].config)
     with progress(f"reading {spec.source}") as report:
         index = class_index(source, runs[0].scenario["steps"][-1].get("test_split", "val"), report)
     digests = runs[0].scenario["mask_digests"]
