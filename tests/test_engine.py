@@ -96,7 +96,7 @@ def test_other_scores_are_explained_where_the_data_changed(finished, tmp_path):
 def test_offline_with_several_steps_is_said_to_be_no_bound(tmp_path):
     display = Quiet()
     train(SPEC, "offline", tmp_path / "run", settings=parse_settings(TINY), bases=tmp_path / "bases", display=display)
-    assert any("offline is fine-tuning and no bound" in said for said in display.said if isinstance(said, str))
+    assert any("offline is fine-tuning, not an upper bound" in said for said in display.said if isinstance(said, str))
 
 
 def test_scores_of_before_held_out_images_are_those_of_test_images(finished, tmp_path):

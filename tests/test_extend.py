@@ -21,7 +21,9 @@ from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.run import train
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend.history import change_classes, history, rollback
+from sdrseg.extend.plan import DEFAULTS
 from sdrseg.extend.run import extend
+from sdrseg.methods import METHODS
 from sdrseg.report import write_report
 
 SMALL = {
@@ -240,3 +242,7 @@ def test_replay_the_exit_code_and_the_report(place, tmp_path):
     assert seen == set(range(7))
     file, notes = write_report([tmp_path / "two"], tmp_path / "report.html", images=2)
     assert notes == [] and b".photo-0{" in file.read_bytes()
+
+
+def test_the_default_of_every_kind_of_model_is_a_method():
+    assert set(DEFAULTS.values()) <= set(METHODS)

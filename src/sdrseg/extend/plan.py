@@ -26,9 +26,9 @@ from sdrseg.scenario.spec import Spec
 
 KEPT = {"net": (), "data": (), "eval": ("every", "also"), "optim": (), "shapes": ()}
 """Sections of the parent's configuration that stay as they are, and the keys in them that do not."""
-DEFAULTS: dict[Decision, str] = {"softmax": "laps-softmax", "sigmoid": "laps", "sigmoid_all": "lwf_mc"}
+DEFAULTS: dict[Decision, str] = {"softmax": "laps-softmax", "sigmoid": "laps", "sigmoid_all": "lwf-mc"}
 WITHOUT_MEMORY = "sdr"
-SUITS = {"softmax": "laps-softmax, sdr, mib or ft", "sigmoid": "laps", "sigmoid_all": "lwf_mc"}
+SUITS = {"softmax": "laps-softmax, sdr, mib or ft", "sigmoid": "laps", "sigmoid_all": "lwf-mc"}
 FEW_IMAGES = 64
 SLOWER = {"laps": 100, "laps-softmax": 100}
 """With few images, the rate of step 0 is divided by this, for other methods by 25 (docs/extend.md)."""
