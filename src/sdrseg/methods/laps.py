@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sdrseg.data.batches import Batch
     from sdrseg.network import Network, Output
 
-MEASURED = "measured on VOC 15-1 disjoint (docs/laps.md)"
 EACH = {"background": 64, "classes": 256}  # points that are drawn from a component in every iteration
 NEGATIVES = 4096  # vectors from which the new rows' start is computed, of each kind
 CERTAIN_NO = -30.0  # a logit whose sigmoid is 0 in float32, for all that matters
@@ -99,6 +98,7 @@ class LAPS(Method):
     settings = Laps
     summary = "One sigmoid a class: new rows learn against remembered features, old rows stay as they are"
     own_step0 = True  # a softmax model gives meaningless sigmoids
+    replayable = Method.replayable
     decision: Decision = "sigmoid"
     own_terms = (
         Term("replay", "remembered features", "L_replay", "laps.replay", True, replay),
@@ -108,7 +108,7 @@ class LAPS(Method):
     switches = {
         "ce.kind": From("one_vs_rest", "a class has a row of its own; background is where none says yes"),
         "kd.kind": From("binary", "sigmoids, summed over the old classes, as in DKD and STAR"),
-        "kd.weight": From(5.0, "DKD and STAR; " + MEASURED),
+        "kd.weight": From(5.0, "DKD and STAR"),
     }
 
     def __init__(self, config: Config, processes: Processes | None = None):
@@ -118,10 +118,6 @@ class LAPS(Method):
         self.replays: list[Replay] = []
         self.iteration = 0
         self.seen = torch.zeros(())  # points of this step's data, counted in the survey before fitting
-
-    @property
-    def replayable(self) -> bool:
-        return super().replayable
 
     @property
     def row_rates(self) -> tuple[float, float]:
@@ -157,7 +153,8 @@ class LAPS(Method):
         labels = self._on_grid(batch.labels, x)
         if self._when == "after" and teacher is not None:
             old = self.old_class(batch.labels, teacher, x)
-            self._note_drift(x, at_least_float32(teacher.embedding), old)
+            if self.own.drift:
+                self._note_drift(x, at_least_float32(teacher.embedding), old)
             labels = torch.where(old > 0, VOID, labels)  # no background: an old class whose label is hidden
         self._sample.add(x, labels, batch.ids)
 
