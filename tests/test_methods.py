@@ -512,3 +512,8 @@ def test_distillation_is_divided_as_the_normaliser_says(normaliser, n_old, by, k
         method.expect(None, 1)
         values[chosen] = method._distillation_mean(sums, torch.zeros(1, n_old, 2, 2)).item()
     assert values[normaliser] == values["none"] / by == pytest.approx(3 / by)
+
+
+def test_rows_of_an_ablation_have_the_limits_of_their_method():
+    for name in ("laps", "laps-no-versus"):
+        assert limits_in(method_layers(name, "default", None, "shapes")) == [("kd", "weight", 0.5)]

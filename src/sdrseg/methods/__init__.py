@@ -136,7 +136,9 @@ def method_layers(
     if source is not None and source.own_data:
         layers.insert(1, ("preset default for one's own data", _nested(OWN_DATA)))
     given = source.limits if source is not None else {}
-    limits = {**given.get("*", {}), **given.get(name, {})}
+    limits = dict(given.get("*", {}))
+    for kind in reversed(method.__mro__):  # rows of an ablation have the limits of their method
+        limits |= given.get(vars(kind).get("name", ""), {})
     limited = {key: From(most, "") for key, most in limits.items() if key in values and values[key].value > most}
     return [*layers, (LIMITED, _nested(limited))] if limited else layers
 
