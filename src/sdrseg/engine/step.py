@@ -99,7 +99,7 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
     _warn(job, step, config, student, iterations)
 
     def look(when: When) -> None:
-        if type(method).survey is not Method.survey:
+        if method.wants_survey(when):
             survey(job.fabric, method, student, teacher, survey_batches(*what, **shown), when)
 
     state = job.folder.load_state(step.number)

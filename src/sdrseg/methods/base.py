@@ -143,12 +143,16 @@ class Method(PixelTerms):
         nonnegative = student.features_nonnegative
         self.latent.begin_step(step, student.feature_channels, student.stride, device, nonnegative)
 
+    def wants_survey(self, when: When) -> bool:
+        """Whether to pass over this step's data `before` or `after` fitting; by default if `survey` is overridden."""
+        return type(self).survey is not Method.survey
+
     def begin_survey(self, when: When) -> None:
         """Called before the survey `before` or `after` fitting."""
 
     def survey(self, batch: Batch, student: Output, teacher: Output | None) -> None:
         """Called with the step's training data without gradients, networks in eval mode: every image once, augmented as
-        in the first epoch, before fitting and again before `end_step`. Runs only if a method overrides it.
+        in the first epoch, before fitting and again before `end_step`, where `wants_survey` says so.
 
         Processes get different images and different numbers of batches: sum over them in `end_survey`, not here. Keep
         the results of the first survey in `state_dict`, because a resumed run does not repeat it.

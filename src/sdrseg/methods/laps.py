@@ -140,6 +140,9 @@ class LAPS(Method):
         self.seen = torch.zeros((), device=rows.weight.device)
         self.scale = torch.ones((), device=rows.weight.device)
 
+    def wants_survey(self, when: When) -> bool:
+        return when == "after" or self.step.number > 0  # before step 0 there is nothing to weigh or to start from
+
     def begin_survey(self, when: When) -> None:
         self._when = when
         channels, device = self.student.classifier.in_channels, self.student.classifier.weight.device
@@ -147,8 +150,6 @@ class LAPS(Method):
         self._shift = torch.zeros(self.step.classes, channels + 1, device=device)
 
     def survey(self, batch: Batch, student: Output, teacher: Output | None) -> None:
-        if self._when == "before" and self.step.number == 0:
-            return
         x = at_least_float32(student.embedding)
         labels = self._on_grid(batch.labels, x)
         if self._when == "after" and teacher is not None:
@@ -165,7 +166,7 @@ class LAPS(Method):
                 self.memory.drift(self._drift(self.processes.sum(self._shift)))
             first = max(1, self.step.n_old)
             self.memory.learn(self._sample, range(first, self.step.classes), self._seed())
-        elif self.step.number > 0:
+        else:
             self.seen = self._sample.counts.sum().float()
             self._prepare()
             if self.own.init == "closed_form":
