@@ -75,12 +75,12 @@ def test_help_of_a_verb(sdrseg):
 
 @pytest.mark.parametrize("name", ["a\\new\\table.pth", "a\tb.pth", "it's.pth", '"quoted".pth', "12", "#1.pth"])
 def test_a_path_reaches_the_configuration_as_it_was_typed(name, monkeypatch, tmp_path):
-    from sdrseg import cli
+    from sdrseg.cli import training
 
     given: dict[str, Any] = {}
     monkeypatch.setattr("sdrseg.engine.run.train", lambda *_, settings, **more: given.update(settings))
     monkeypatch.setattr("sdrseg.engine.show.show_summary", lambda *_: None)
-    cli.train("shapes:8-1@disjoint", "ft", tmp_path / "run", weights=name, tune=True, set=["train.epochs=3"])
+    training.train("shapes:8-1@disjoint", "ft", tmp_path / "run", weights=name, tune=True, set=["train.epochs=3"])
     assert given == {"net.weights": name, "train.holdout": 0.2, "train.epochs": 3}
 
 

@@ -208,7 +208,7 @@ def test_a_file_with_one_experiment_is_trained_as_a_run(tmp_path, sdrseg):
     assert code == 0 and json.loads(out)["steps"] == 3
     assert (saved["method"], saved["config"]["train"]["seed"], saved["config"]["shapes"]["val"]) == ("ft", 2, 6)
     assert (tmp_path / "bases").is_dir()
-    assert "Leave --method" in sdrseg("train", file, "--method", "ft", "--out", tmp_path / "run")[2]
+    assert "Leave out --method" in sdrseg("train", file, "--method", "ft", "--out", tmp_path / "run")[2]
     assert "--method NAME" in sdrseg("train", "shapes:8-1@disjoint", "--out", tmp_path / "run")[2]
 
 

@@ -1,4 +1,4 @@
-"""The verbs about studies: each one call into this room. Heavy imports wait until a verb needs them."""
+"""Commands for many runs."""
 
 from __future__ import annotations
 
@@ -8,38 +8,36 @@ from typing import Annotated, Any
 
 import typer
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON and nothing else.")]
+from sdrseg.cli.options import AsJson, Assignments, Bases, ConfigFile, DataPath, Preset
 
-
-def add_verbs(app: typer.Typer) -> None:
-    """Give the command line the verbs of this file."""
-    for verb in (run, result, compare, tables, figures, tune):
-        app.command()(verb)
-
-
-DataPath = Annotated[Path | None, typer.Option("--data", metavar="PATH", help="The folder that holds the data set.")]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where runs and results go; by default named as FILE.")]
-Bases = Annotated[Path | None, typer.Option(metavar="DIR", help="Where models of step 0 are kept and shared.")]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder for runs and results; by default named after FILE.")
+]
 Cells = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Only these experiments, such as 1-5,8.")]
-Only = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Only these: sdr, voc:15-1*, seed=1, …")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Only experiments that match, such as sdr, voc:15-1* or seed=1."),
+]
 Budget = Annotated[
     float | None, typer.Option(metavar="MINUTES", min=0, help="Stop after this time; run again to resume.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be run, and about how long it takes.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would run and about how long it would take.")]
 Results = Annotated[
-    list[Path] | None, typer.Option(metavar="DIR", help="More folders with results; what they hold is not run.")
+    list[Path] | None,
+    typer.Option(metavar="DIR", help="Folders with results; experiments found there are not run again."),
 ]
-ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings in TOML.")]
-Assignments = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One setting.")]
 On = Annotated[
     str | None, typer.Option(metavar="WHERE", help="Start workers: slurm, or local (processes on this machine).")
 ]
-Array = Annotated[int, typer.Option(min=1, help="With --on: how many workers.")]
-Gpus = Annotated[int, typer.Option(min=0, help="With --on: GPUs of each worker.")]
+Array = Annotated[int, typer.Option(min=1, help="With --on: the number of workers.")]
+Gpus = Annotated[int, typer.Option(min=0, help="With --on: GPUs per worker.")]
 Slurm = Annotated[
-    list[str] | None, typer.Option(metavar="KEY=VALUE", help="With --on slurm: options of sbatch, as partition=gpu.")
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help="With --on slurm: an option for sbatch, such as partition=gpu."),
 ]
-KeepModels = Annotated[str, typer.Option(metavar="WHICH", help="Models to keep of finished runs: all, last or none.")]
+KeepModels = Annotated[
+    str, typer.Option(metavar="WHICH", help="Which models of finished runs to keep: all, last or none.")
+]
 
 
 def run(
@@ -59,7 +57,7 @@ def run(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> None:
-    """Run all experiments of a file, one after the other. What is finished is not run again."""
+    """Run all experiments in a file, one after the other. Finished ones are not run again."""
     from sdrseg.study.commands import Given, run_file
 
     machines = _machines(on, array, gpus, budget, slurm)
@@ -83,9 +81,9 @@ def _machines(on: str | None, array: int, gpus: int, budget: float | None, slurm
 
 def result(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write one small JSON file a run there.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write one small JSON file per run there.")] = None,
 ) -> None:
-    """Print the results of finished runs as JSON, or write one small file for each."""
+    """Print the results of finished runs as JSON, or write one small file per run."""
     from sdrseg.study.cell import cell_of, write_cell
     from sdrseg.terminal import print_json
 
@@ -97,18 +95,22 @@ def result(
 
 
 Format = Annotated[str, typer.Option(help="terminal, markdown, csv or latex (booktabs).")]
-Transform = Annotated[str | None, typer.Option("--eval", help="Scores with crop512 or full_image; as trained, else.")]
+Transform = Annotated[
+    str | None, typer.Option("--eval", help="Scores with crop512 or full_image; by default as trained.")
+]
 ToFile = Annotated[Path | None, typer.Option("--to", metavar="FILE", help="A new file for the table.")]
 
 
 def compare(
     places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, results, or folders of results.")],
-    reference: Annotated[str | None, typer.Option(metavar="ROW", help="Differences to this row; the first.")] = None,
+    reference: Annotated[
+        str | None, typer.Option(metavar="ROW", help="Compare with this row; by default the first.")
+    ] = None,
     transform: Transform = None,
     format: Format = "terminal",
     to: ToFile = None,
 ) -> None:
-    """Compare runs: mean and spread over seeds, and which differences these seeds show."""
+    """Compare runs: mean and standard deviation over seeds, and confidence intervals of the differences."""
     from sdrseg.study.commands import compare_results
 
     compare_results(places, transform, reference, format, to)
@@ -116,12 +118,12 @@ def compare(
 
 def tables(
     name: Annotated[str, typer.Argument(help="voc, ade20k, ablation, sparsity, standard, random-split, …")],
-    execute: Annotated[bool, typer.Option("--run", help="First run what is missing.")] = False,
+    execute: Annotated[bool, typer.Option("--run", help="First run the missing experiments.")] = False,
     out: Out = None,
     path: DataPath = None,
     bases: Bases = None,
     seeds: Annotated[str, typer.Option(metavar="NUMBERS", help="Seeds, such as 1,2,3.")] = "0",
-    preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
+    preset: Preset = "default",
     config: ConfigFile = None,
     set: Assignments = None,
     cells: Cells = None,
@@ -139,7 +141,7 @@ def tables(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> None:
-    """Show a table of the paper with our numbers beside it, and run what it needs."""
+    """Show a table of the paper with our numbers next to it; with --run, train what is missing."""
     from sdrseg.config import read_settings
     from sdrseg.study.commands import Given, paper_results
     from sdrseg.study.grid import parse_numbers
@@ -163,10 +165,10 @@ def tables(
 
 def figures(
     kind: Annotated[str, typer.Argument(help="steps, per-class, qualitative, histogram or latent.")],
-    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs; for the first two, results as well.")],
+    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs; for steps and per-class also results.")],
     out: Annotated[Path | None, typer.Option(metavar="NAME", help="Files NAME.svg, NAME.pdf, NAME.png.")] = None,
     path: DataPath = None,
-    images: Annotated[int, typer.Option(min=1, max=100, help="Test images to look at.")] = 4,
+    images: Annotated[int, typer.Option(min=1, max=100, help="Number of test images.")] = 4,
     every_step: Annotated[bool, typer.Option("--every-step", help="qualitative: predictions after each step.")] = False,
 ) -> None:
     """Draw a figure for a paper as SVG, PDF and PNG."""
@@ -179,17 +181,19 @@ def figures(
 def tune(
     spec: Annotated[str, typer.Argument(help="A scenario, such as voc:15-1@disjoint.")],
     method: Annotated[str, typer.Option(help="A name from `sdrseg methods`, or your own: FILE.py or FILE.py:NAME.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where trials go; the same command again goes on.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the trials; run the same command again to resume.")
+    ],
     path: DataPath = None,
-    preset: Annotated[str, typer.Option(help="default, paper or official.")] = "default",
+    preset: Preset = "default",
     range: Annotated[
         list[str] | None, typer.Option(metavar="KEY=LOW:HIGH[:log]", help="Search this setting with Optuna.")
     ] = None,
     search: Annotated[bool, typer.Option("--search", help="Search the published ranges with Optuna.")] = False,
-    trials: Annotated[int | None, typer.Option(min=1, help="How many trials a search has in all.")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="How long to search.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Total number of trials of a search.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="Time limit of a search.")] = None,
     oracle: Annotated[
-        bool, typer.Option("--oracle", help="Score held-out images of all steps with all labels; said so everywhere.")
+        bool, typer.Option("--oracle", help="Score held-out images of all steps with all labels; results say so.")
     ] = False,
     bases: Bases = None,
     config: ConfigFile = None,

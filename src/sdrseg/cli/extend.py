@@ -1,4 +1,4 @@
-"""The verbs about models that grow: each one call into this room. Heavy imports wait until a verb needs them."""
+"""Commands that add classes to trained models."""
 
 from __future__ import annotations
 
@@ -7,62 +7,56 @@ from typing import Annotated
 
 import typer
 
+from sdrseg.cli.options import AsJson, Assignments, ConfigFile, StepNumber
+
 MISSED = 3
-"""Exit code where a demand on the model is not met."""
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON and nothing else.")]
-Step = Annotated[int | None, typer.Option(help="A step of the run; the last finished one by default.")]
-
-
-def add_verbs(app: typer.Typer) -> None:
-    """Give the command line the verbs of this file."""
-    for verb in (extend, history, rollback, classes):
-        app.command()(verb)
-    app.command("import")(import_model)
+"""The exit code if the model misses what was required of it."""
 
 
 def extend(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, or a step of it (RUN/steps/2).")],
     data: Annotated[Path, typer.Option(metavar="FOLDER", help="Images in which the new classes are labelled.")],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the new run; the same command again resumes.")],
+    out: Annotated[
+        Path, typer.Option(metavar="RUN", help="Folder of the new run; run the same command again to resume.")
+    ],
     classes: Annotated[
-        str | None, typer.Option(metavar="A,B", help="The new classes; by default all that the model does not know.")
+        str | None, typer.Option(metavar="A,B", help="The new classes; by default every class the model does not know.")
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="A name from `sdrseg methods`, or FILE.py; by default what suits the model.")
+        str | None, typer.Option(help="A name from `sdrseg methods`, or FILE.py; by default chosen for the model.")
     ] = None,
-    step: Step = None,
+    step: StepNumber = None,
     unlabelled: Annotated[
-        str, typer.Option(help="What the rest of the images is: background, or ignore (neither learned nor scored).")
+        str, typer.Option(help="What unlabelled pixels are: background, or ignore (neither learned nor scored).")
     ] = "background",
-    negatives: Annotated[bool, typer.Option("--negatives", help="Train on images without a new class, too.")] = False,
+    negatives: Annotated[bool, typer.Option("--negatives", help="Also train on images without a new class.")] = False,
     replay: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Labelled images of old classes, to be trained on beside.")
+        Path | None, typer.Option(metavar="FOLDER", help="Labelled images of old classes to train on as well.")
     ] = None,
     protocol: Annotated[
         str | None,
-        typer.Option(help="Where masks hold old classes: overlapped (hide them) or sequential (learn them)."),
+        typer.Option(help="If masks contain old classes: overlapped (hide them) or sequential (learn them)."),
     ] = None,
     images: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Images of old classes, labelled or not, for methods with a memory."),
     ] = None,
     old_data: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Where the data of the first run are, if they have moved.")
+        Path | None, typer.Option(metavar="PATH", help="The data of the first run, if the folder has moved.")
     ] = None,
     max_forgetting: Annotated[
-        float | None, typer.Option(metavar="POINTS", help="Exit with code 3 if old classes lose more on average.")
+        float | None,
+        typer.Option(metavar="POINTS", help="Exit with code 3 if old classes lose more than this on average."),
     ] = None,
     min_new_iou: Annotated[
-        float | None, typer.Option(metavar="IOU", help="Exit with code 3 if the new classes reach less, in per cent.")
+        float | None,
+        typer.Option(metavar="IOU", help="Exit with code 3 if the new classes score below this, in per cent."),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="A TOML file with settings.")] = None,
-    set: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable.")
-    ] = None,
+    config: ConfigFile = None,
+    set: Assignments = None,
     json: AsJson = False,
 ) -> None:
-    """Add classes to a trained model, without its old images. The old run stays as it is."""
+    """Add classes to a trained model without its old images. The old run stays as it is."""
     from sdrseg.config import parse_settings
     from sdrseg.extend.run import extend as run
     from sdrseg.extend.show import show_extension
@@ -95,15 +89,15 @@ NewRun = Annotated[Path, typer.Option(metavar="RUN", help="A new folder; the old
 
 
 def history(run: Run, json: AsJson = False) -> None:
-    """Show the chain of steps behind a model: when, with which data and method, which classes, how good."""
+    """Show the steps that led to a model: date, data, method, classes and scores."""
     from sdrseg.extend.history import history as read
     from sdrseg.extend.show import show_history
 
     show_history(read(run), json)
 
 
-def rollback(run: Run, step: Annotated[int, typer.Option(help="The step to go back to.")], out: NewRun) -> None:
-    """Make a new run that ends with an earlier step, to extend it in another direction."""
+def rollback(run: Run, step: Annotated[int, typer.Option(help="The last step to keep.")], out: NewRun) -> None:
+    """Copy a run up to an earlier step, to extend the model from there."""
     from sdrseg.extend.history import rollback as copy
 
     print(f"run folder: {copy(run, step, out)}")
@@ -112,11 +106,9 @@ def rollback(run: Run, step: Annotated[int, typer.Option(help="The step to go ba
 def classes(
     run: Run,
     out: NewRun,
-    rename: Annotated[
-        list[str] | None, typer.Option(metavar="OLD=NEW", help="Another name for a class; repeatable.")
-    ] = None,
+    rename: Annotated[list[str] | None, typer.Option(metavar="OLD=NEW", help="Rename a class; repeatable.")] = None,
     remove: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A class that becomes background; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Turn a class into background; repeatable.")
     ] = None,
 ) -> None:
     """Rename or remove classes of a model."""
@@ -136,13 +128,19 @@ def import_model(
         typer.Option(help="deeplabv3_resnet50 or deeplabv3_resnet101 (torchvision), or smp's: unet, deeplabv3plus, …"),
     ],
     classes: Annotated[
-        str, typer.Option(metavar="A,B", help="The names of its channels, background first, also if it has none.")
+        str,
+        typer.Option(
+            metavar="A,B",
+            help="The names of its output channels, background first (a name is needed even if the model has none).",
+        ),
     ],
     out: NewRun,
-    encoder: Annotated[str | None, typer.Option(help="Of segmentation_models_pytorch, such as resnet34.")] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="An encoder of segmentation_models_pytorch, such as resnet34.")
+    ] = None,
     crop: Annotated[int, typer.Option(min=32, help="The side of the crops it was trained on.")] = 512,
 ) -> None:
-    """Take a model of segmentation_models_pytorch or torchvision as step 0 of a run, to predict with and to extend."""
+    """Import a model of segmentation_models_pytorch or torchvision as step 0 of a run, for prediction and extension."""
     from sdrseg.extend.imported import import_model as take
 
     for note in take(checkpoint, out, arch, classes.split(","), encoder=encoder, crop=crop):
