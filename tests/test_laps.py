@@ -179,6 +179,23 @@ def test_a_softmax_model_is_extended_against_the_log_sum_exp_of_its_rows():
     assert not stage.student.classifier.weight.grad[:N_OLD].any()
     assert METHODS["laps-softmax"](stage.method.config).decision == "softmax"
 
+    weight, bias = (p.detach().double().numpy() for p in stage.student.classifier.parameters())
+    versus = 0.0
+    for part in stage.method.replays:  # on remembered features, one softmax over all logits
+        z = part.points.double().numpy() @ weight[:, :, 0, 0].T + bias
+        own = z[np.arange(len(z)), part.owner.numpy()]
+        versus += part.represents.double().numpy() @ (np.log(np.exp(z).sum(1)) - own)
+    assert stage.forward()["versus"].item() == pytest.approx(versus / stage.method.scale.item(), rel=1e-4)
+
+
+def test_remembered_features_are_scored_once_and_only_if_wanted(monkeypatch):
+    stage, plain, scored = at_step_1(), METHODS["laps"].scores_of, []
+    monkeypatch.setattr(METHODS["laps"], "scores_of", lambda self, x: scored.append(len(x)) or plain(self, x))
+    assert {"replay", "versus"} <= stage.forward().keys() and scored == [len(r.points) for r in stage.method.replays]
+    stage = at_step_1("laps.replay=0", "laps.versus=0", "kd.weight=0")
+    assert not stage.method.replays and stage.forward().keys() == {"ce"}
+    assert at_step_1("laps.versus=0").forward().keys() == {"ce", "kd", "replay"}
+
 
 @pytest.mark.parametrize("memory", ["gaussian", "prototype", "features"])
 def test_a_run_remembers_every_class_and_no_image(tmp_path, memory):

@@ -183,11 +183,11 @@ def test_one_vs_rest_equals_a_loop():
 
 def test_rejection_and_the_softmax_against_old_rows():
     rng = np.random.default_rng(1)
-    new, old, w = rng.normal(size=(6, 2)), rng.normal(size=(6, 3)), rng.random(6)
+    new, old, w = rng.normal(size=(6, 2)), rng.normal(size=(6, 4)), rng.random(6)
     owner = np.array([0, 1, 2, 3, 1, 0])
     expected = sum(w[i] * np.log1p(np.exp(new[i])).sum() for i in range(6))
     np.testing.assert_allclose(rejection(torch.tensor(new), torch.tensor(w)), expected, rtol=1e-10)
-    whole = np.concatenate([np.zeros((6, 1)), old, new], 1)
+    whole = np.concatenate([old, new], 1)
     ce = sum(w[i] * (np.log(np.exp(whole[i]).sum()) - whole[i, owner[i]]) for i in range(6))
     z, o = torch.tensor(new, requires_grad=True), torch.tensor(old, requires_grad=True)
     value = against_old_rows(z, o, torch.tensor(owner), torch.tensor(w))

@@ -28,10 +28,10 @@ def rejection(scores: Tensor, weights: Tensor) -> Tensor:
 
 
 def against_old_rows(new: Tensor, old: Tensor, owner: Tensor, weights: Tensor) -> Tensor:
-    """Σ_i w_i of the cross-entropy of (0, old scores, new scores) against the class that a feature belongs to.
+    """Σ_i w_i of the cross-entropy of (old scores, new scores) against the class that a feature belongs to.
 
-    New (N, R), old (N, n_old − 1) without background, owner (N,) in 0..n_old−1: only the new scores get a gradient.
+    New (N, R), old (N, n_old) with background, owner (N,) in 0..n_old−1: only the new scores get a gradient.
     """
-    fixed = torch.cat([torch.zeros_like(old[:, :1]), old], 1).detach()
+    fixed = at_least_float32(old).detach()
     own = fixed.gather(1, owner[:, None])[:, 0]
     return ((torch.cat([fixed, at_least_float32(new)], 1).logsumexp(1) - own) * weights).sum()

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from sdrseg.config import Config
 from sdrseg.config.switches import later, switch
-from sdrseg.decision import Decision, decide
+from sdrseg.decision import Decision, decide, scores
 from sdrseg.distributed import Processes
 from sdrseg.kernels.plain import at_least_float32
 from sdrseg.labels import VOID
@@ -67,24 +67,6 @@ class Laps:
     drift: bool = later(False, "move the memory along with the features of the old classes that the teacher sees")
 
 
-def replay(method: Method, batch: Batch, student: Output, teacher: Output | None) -> Tensor:
-    """New rows say "no" to what is remembered of background and old classes."""
-    assert isinstance(method, LAPS)
-    n_old = method.step.n_old
-    said_no = [rejection(method.scores_of(r.points)[:, n_old:], r.represents) for r in method.replays]
-    return torch.stack([torch.zeros_like(method.scale), *said_no]).sum() / method.scale
-
-
-def versus(method: Method, batch: Batch, student: Output, teacher: Output | None) -> Tensor:
-    """One softmax of old and new rows on what is remembered of old classes."""
-    assert isinstance(method, LAPS)
-    n_old, terms = method.step.n_old, [torch.zeros_like(method.scale)]
-    for r in method.replays:
-        s = method.scores_of(r.points)
-        terms.append(against_old_rows(s[:, n_old:], s[:, 1:n_old], r.owner, r.represents))
-    return torch.stack(terms).sum() / method.scale
-
-
 def anchor(method: Method, batch: Batch, student: Output, teacher: Output | None) -> Tensor:
     """The classifier's input stays where it was, where the teacher sees an old class in the background."""
     assert isinstance(method, LAPS) and teacher is not None
@@ -101,8 +83,8 @@ class LAPS(Method):
     replayable = Method.replayable
     decision: Decision = "sigmoid"
     own_terms = (
-        Term("replay", "remembered features", "L_replay", "laps.replay", True, replay),
-        Term("versus", "old rows against new ones", "L_versus", "laps.versus", True, versus),
+        Term("replay", "remembered features", "L_replay", "laps.replay", True),
+        Term("versus", "old rows against new ones", "L_versus", "laps.versus", True),
         Term("anchor", "change of the embedding", "L_anchor", "laps.anchor", True, anchor),
     )
     switches = {
@@ -186,7 +168,8 @@ class LAPS(Method):
 
     def _prepare(self) -> None:
         """Points to replay, and how much each weighs: as many pixels of this step as it stands for."""
-        self.replays = [Replay(part, EACH[name]) for name, part in self.memory.parts().items()]
+        wanted = self.own.replay > 0 or self.own.versus > 0
+        self.replays = [Replay(part, EACH[name]) for name, part in self.memory.parts().items() if wanted]
         for part in self.replays:
             part.represents /= self.seen.clamp_min(1)
         total: Tensor = sum((part.represents.sum() for part in self.replays), self.seen.new_zeros(()))
@@ -198,7 +181,21 @@ class LAPS(Method):
         own, first = self.own, max(1, self.step.n_old)
         positive = own.positive if self.step.number > 0 else own.positive_base
         sums = one_vs_rest_sums(self._against_rest(z)[:, first:], batch.labels, first, positive)
-        return {"ce": self.mean_of("ce", sums) / self.scale} | self._distillation(batch, z, self._corrected(batch, t))
+        t = self._corrected(batch, t) if self.config.kd.weight > 0 else None
+        return {"ce": self.mean_of("ce", sums) / self.scale} | self._distillation(batch, z, t)
+
+    def more_terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """What new rows learn from remembered features: "no" (replay), and a softmax with the old rows (versus)."""
+        if teacher is None:
+            return {}
+        n_old = self.step.n_old
+        sums: dict[str, list[Tensor]] = {"replay": [], "versus": []}
+        for r in self.replays:
+            s = self.scores_of(r.points)
+            sums["replay"].append(rejection(s[:, n_old:], r.represents))
+            sums["versus"].append(against_old_rows(s[:, n_old:], s[:, :n_old], r.owner, r.represents))
+        nothing, weights = torch.zeros_like(self.scale), self.weights()
+        return {n: torch.stack([nothing, *parts]).sum() / self.scale for n, parts in sums.items() if weights[n] > 0}
 
     def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
         """The teacher's logits; old rows learn no where the label is a new class, if `laps.on_new` says so."""
@@ -214,10 +211,11 @@ class LAPS(Method):
         return (batch.labels >= max(1, self.step.n_old)) & (batch.labels != VOID)
 
     def scores_of(self, points: Tensor) -> Tensor:
-        """Scores of features (N, D) whose surroundings are like them."""
+        """Scores (N, K) of features (N, D) whose surroundings are like them; the largest decides."""
         rows = self.student.classifier
         assert rows.bias is not None
-        return self._against_rest(points @ at_least_float32(rows.weight).sum((2, 3)).T + at_least_float32(rows.bias))
+        z = points @ at_least_float32(rows.weight).sum((2, 3)).T + at_least_float32(rows.bias)
+        return scores(self._against_rest(z), self.decision)
 
     def _against_rest(self, z: Tensor) -> Tensor:
         """Scores whose sign says yes or no, from logits."""
