@@ -12,6 +12,7 @@ from sdrseg.data.augment import normalise
 from sdrseg.engine.fit import survey
 from sdrseg.methods import METHODS
 from sdrseg.methods.memory import fit
+from sdrseg.report import write_report
 
 from methods_bench import CLASSES, N_OLD, begin, make_batch
 
@@ -201,6 +202,10 @@ def test_remembered_features_are_scored_once_and_only_if_wanted(monkeypatch):
 def test_a_run_remembers_every_class_and_no_image(tmp_path, memory):
     run(tmp_path / "run", "laps", f"laps.memory={memory}", spec="shapes:6-2@disjoint")
     kept = load_file(tmp_path / "run" / "steps" / "2" / "memory.safetensors")
+    own = [tensor for name, tensor in kept.items() if name.startswith("memory.")]
+    write_report([tmp_path / "run"], tmp_path / "report.html", images=0)
+    size = sum(tensor.nbytes for tensor in own)
+    assert f'<data value="{size}">{size:,}</data>' in (tmp_path / "report.html").read_text()
     assert set(kept["memory.classes.owner"].tolist()) <= set(range(1, 11)) and 10 in kept["memory.classes.owner"]
     counted = {c: kept["memory.classes.points"][kept["memory.classes.owner"] == c].sum() for c in (1, 7, 9)}
     assert all(points > 0 for points in counted.values())

@@ -161,6 +161,27 @@ def test_a_memory_of_two_steps(form):
     assert torch.equal(memory.classes.mean, back.classes.mean + torch.eye(3, 4)[back.classes.owner])
 
 
+@pytest.mark.parametrize("form", ["gaussian", "prototype", "features"])
+def test_the_size_of_a_full_memory_is_known_before(form):
+    memory = m.LatentMemory(form, rank=2, clusters=3)
+    sample = m.Sample(3, 4, CPU)
+    sample.vectors, sample.keys, sample.counts = torch.rand_like(sample.vectors), sample.keys * 0, sample.counts + 1
+    memory.learn(sample, range(1, 3), 0)
+    assert memory.filled(2, 4).nbytes == memory.nbytes
+
+
+@pytest.mark.parametrize(
+    ("form", "numbers", "parts"),
+    [
+        ("gaussian", 15 * (1 + 256 + 16 * 256 + 256) + 64 * (1 + 256 + 256), 15 + 64),
+        ("prototype", 16 * (1 + 256 + 256), 16),
+        ("features", (15 * 512 + 8192) * (1 + 256), 15 * 512 + 8192),
+    ],
+)
+def test_the_size_of_a_memory_of_voc(form, numbers, parts):
+    assert m.LatentMemory(form, 16, 64).filled(15, 256).nbytes == 4 * numbers + 8 * parts
+
+
 def test_vectors_are_drawn_in_proportion():
     of = m.Vectors(torch.zeros(3, dtype=torch.long), torch.tensor([1.0, 2.0, 1.0]), torch.arange(3.0)[:, None])
     assert m.drawn(of, 8, 0)[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 2, 2]

@@ -230,6 +230,10 @@ class Method(PixelTerms):
         """Statistics of the features for the log: sparsity, distances to prototypes and between them."""
         return self.latent.metrics(batch, features)
 
+    def memory_size(self, classes: int, channels: int) -> int:
+        """Bytes of the features that are remembered of so many classes and background; 0: none are."""
+        return 0
+
     def state_dict(self) -> dict[str, Tensor]:
         """The state to save, as tensors by name."""
         return self.latent.state_dict()

@@ -274,6 +274,9 @@ class LAPS(Method):
     def metrics(self, batch: Batch, features: Tensor) -> dict[str, Tensor]:
         return super().metrics(batch, features) | {"memory_bytes": torch.tensor(float(self.memory.nbytes))}
 
+    def memory_size(self, classes: int, channels: int) -> int:
+        return self.memory.filled(classes, channels).nbytes
+
     def state_dict(self) -> dict[str, Tensor]:
         mine = {"laps.iteration": torch.tensor(self.iteration), "laps.seen": self.seen}
         return super().state_dict() | self.memory.state_dict() | mine

@@ -215,13 +215,33 @@ class LatentMemory:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for part in self.parts().values() for tensor in part)
+        return nbytes_of(self.parts())
+
+    def filled(self, classes: int, channels: int) -> LatentMemory:
+        """A memory of this form with background and so many classes, all of random features: to know its size."""
+        options = (self.form, self.rank, self.clusters)
+        other = LatentMemory(*options)
+        points = {"gaussian": self.clusters, "prototype": 1, "features": BACKGROUND}[self.form]
+        other.background = fit(torch.rand(points, channels), 0, 1.0, *options)
+        other.classes = joined([fit(torch.rand(KEPT, channels), c + 1, 1.0, *options) for c in range(classes)])
+        return other
 
     def state_dict(self) -> dict[str, Tensor]:
         return {f"memory.{n}.{k}": t for n, part in self.parts().items() for k, t in part._asdict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.background, self.classes = (_read(state, f"memory.{name}.") for name in ("background", "classes"))
+        parts = parts_of(state)
+        self.background, self.classes = parts.get("background"), parts.get("classes")
+
+
+def parts_of(state: Mapping[str, Tensor]) -> dict[str, Memory]:
+    """The memory of background and of the classes in the state of a method, as far as there is one."""
+    read = {name: _read(state, f"memory.{name}.") for name in ("background", "classes")}
+    return {name: part for name, part in read.items() if part is not None}
+
+
+def nbytes_of(parts: Mapping[str, Memory]) -> int:
+    return sum(tensor.nbytes for part in parts.values() for tensor in part)
 
 
 def _read(state: Mapping[str, Tensor], prefix: str) -> Memory | None:

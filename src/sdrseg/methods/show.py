@@ -11,6 +11,8 @@ from sdrseg.methods.studies import STUDIES
 from sdrseg.scenario.spec import ALIASES, is_task
 from sdrseg.terminal import console, print_json, print_table
 
+MEMORY = (15, 256)  # classes and channels for which the size of a memory is shown
+
 
 def show_methods(json: bool) -> None:
     """One line for each method."""
@@ -46,6 +48,7 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
         print_json(
             _brief(method, preset, task)
             | {"preset": preset, "weights": weights, "switches": switches, "settings": own_values}
+            | {"memory_bytes": built.memory_size(*MEMORY)}
         )
         return
     out = console()
@@ -55,6 +58,9 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     out.print(f"step 0: {own}", markup=False)
     if task is not None and task not in method.by_task:
         out.print(f"{task}: no value depends on this task", markup=False)
+    if size := built.memory_size(*MEMORY):
+        of = f"{MEMORY[0]} classes and background, {MEMORY[1]} channels (VOC 15-1 after step 0)"
+        out.print(f"memory: {size:,} bytes for {of}", markup=False)
     out.print()
     meanings = {term.name: term.summary for term in built.known_terms}
     terms = [[term, f"{weight:g}", meanings.get(term, "")] for term, weight in weights.items()]

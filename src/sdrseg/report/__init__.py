@@ -86,21 +86,24 @@ def _has_pictures(report: Path) -> bool:
 
 
 def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathered:
-    """Compute distances between prototypes and, with the data set, predictions and features."""
+    """Read what was remembered and, with the data set, compute predictions and features."""
     from sdrseg.engine.job import TEST_IMAGES, scored_on
-    from sdrseg.report.latent import measure, prototype_distances
+    from sdrseg.report.latent import measure, prototype_distances, remembered
     from sdrseg.report.page import Gathered
     from sdrseg.report.pictures import choose, load_images, look, open_data, start_row
     from sdrseg.terminal import progress
 
-    found = Gathered(latents=[None] * len(runs), prototypes=[None] * len(runs))
+    found = Gathered(latents=[None] * len(runs), prototypes=[None] * len(runs), memories=[None] * len(runs))
     if (scored := scored_on(runs[0].config)) != TEST_IMAGES:
         found.notes.append(f"These are tuning runs: their test images are {scored}.")
     for number, run in enumerate(runs):
         try:
-            found.prototypes[number] = prototype_distances(run)
+            memory = run.folder.load_memory(run.last)
         except SdrsegError as error:
             found.notes.append(f"Prototypes of {run.label} are missing: {error}")
+            continue
+        found.prototypes[number] = prototype_distances(memory, run.config.proto.average)
+        found.memories[number] = remembered(memory)
     if wanted < 1:
         found.notes.append("No pictures and features, as requested (--images 0).")
         return found

@@ -6,7 +6,7 @@ class of each cell. Classes follow the channels of the last step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from sdrseg.kernels.plain import rows_of
 from sdrseg.labels import VOID
 from sdrseg.losses.sparsity import SMALL, active_sums, class_maxima, hoyer_sums
+from sdrseg.methods.memory import nbytes_of, parts_of
 from sdrseg.report.collect import RunRecord
 from sdrseg.report.pictures import Seen
 
@@ -125,10 +126,26 @@ def _spread(member: Tensor) -> Tensor:
     return places[torch.linspace(0, len(places) - 1, POINTS).long()]
 
 
-def prototype_distances(run: RunRecord) -> Floats | None:
-    """Euclidean distances between the running prototypes after the last step; NaN where a class has none."""
-    memory = run.folder.load_memory(run.last)
-    average = run.config.proto.average
+@dataclass(frozen=True)
+class Remembered:
+    """The features that a run remembers: of how many classes, how many parts of background, and their bytes."""
+
+    classes: int
+    background: int
+    nbytes: int
+
+
+def remembered(memory: Mapping[str, Tensor]) -> Remembered | None:
+    """What a method's state says of remembered features; None if there are none."""
+    parts = parts_of(memory)
+    if not parts:
+        return None
+    classes, background = ([] if n not in parts else parts[n].owner.tolist() for n in ("classes", "background"))
+    return Remembered(len(set(classes)), len(background), nbytes_of(parts))
+
+
+def prototype_distances(memory: Mapping[str, Tensor], average: str) -> Floats | None:
+    """Euclidean distances between running prototypes; NaN where a class has none."""
     if f"prototypes.{average}.mean" not in memory:
         return None
     mean, seen = memory[f"prototypes.{average}.mean"].double(), memory[f"prototypes.{average}.seen"]

@@ -18,7 +18,7 @@ from sdrseg.report import MARK, charts, tables
 from sdrseg.report.collect import RunRecord, command_line, scored_differently
 from sdrseg.report.curves import loss_panels
 from sdrseg.report.findings import figures, measures, sentence
-from sdrseg.report.latent import Floats, Latent
+from sdrseg.report.latent import Floats, Latent, Remembered
 from sdrseg.report.panels import courses_panels, forgetting_panel, histogram_panel, latent_panels, sparsity_panels
 from sdrseg.report.pictures import Row
 
@@ -31,6 +31,7 @@ class Gathered:
     how_chosen: str = ""
     latents: list[Latent | None] = field(default_factory=list)
     prototypes: list[Floats | None] = field(default_factory=list)
+    memories: list[Remembered | None] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -76,6 +77,7 @@ def render(runs: Sequence[RunRecord], found: Gathered) -> str:
             latent_panels(run, latent, apart)
             for run, latent, apart in zip(runs, found.latents, found.prototypes, strict=True)
         ],
+        memories=[(run.label, memory) for run, memory in zip(runs, found.memories, strict=True) if memory],
         found=found,
         settings=_settings(runs),
     )
