@@ -54,9 +54,8 @@ def _possible(kind: Any, bounds: Any) -> str:
             return f"a list of: {_possible(items[0], bounds)}"
         return f"[{', '.join(_possible(item, bounds) for item in items)}]"
     low, high = bounds["minimum"], bounds["maximum"]
-    if low is None:
-        return KINDS[kind]
-    return f"{KINDS[kind]}, at least {low}" if high is None else f"{KINDS[kind]}, {low} to {high}"
+    span = "" if low is None else f", at least {low}" if high is None else f", {low} to {high}"
+    return KINDS[kind] + span + "".join(f", or {word}" for word in bounds["words"])
 
 
 def _toml(value: object) -> str:

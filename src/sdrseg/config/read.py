@@ -107,8 +107,11 @@ def _value(where: str, value: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:
             raise UsageError(f"{where} = {value!r}: the smaller value comes first.")
         return checked
     low, high = bounds["minimum"], bounds["maximum"]
+    if isinstance(value, str) and value in bounds["words"]:
+        return bounds["words"][value]
     if not (type(value) is kind or (kind is float and type(value) is int)):
-        raise UsageError(f"{where} = {value!r} is not {_TYPES[kind]}.")
+        or_word = "".join(f' or "{word}"' for word in bounds["words"])
+        raise UsageError(f"{where} = {value!r} is not {_TYPES[kind]}{or_word}.")
     if value in (math.inf, -math.inf):
         raise UsageError(f"{where} = {value!r} is not finite.")
     if (low is not None and not value >= low) or (high is not None and not value <= high):

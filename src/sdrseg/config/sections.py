@@ -7,6 +7,9 @@ from typing import Literal
 
 from sdrseg.config.setting import setting
 
+AUTO = 0
+"""train.batch_size = auto, until the run has chosen a number."""
+
 
 @dataclass(frozen=True)
 class Data:
@@ -72,7 +75,13 @@ class Eval:
 class Train:
     """How a step is trained."""
 
-    batch_size: int = setting(8, "images per iteration, summed over all processes", 1)
+    batch_size: int = setting(
+        8,
+        "images per iteration, summed over all processes; auto: by the number of images, and by the memory of a GPU or "
+        "the crop on a CPU (docs/own-data.md); config.json has the number that was chosen",
+        1,
+        words={"auto": AUTO},
+    )
     epochs: int = setting(30, "passes over the images of each step", 1)
     batch_size_later: int = setting(0, "batch_size of the later steps; 0: the same", 0, affects="later", same=0)
     epochs_later: int = setting(0, "epochs of the later steps; 0: the same", 0, affects="later", same=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import Field, field, make_dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from sdrseg.errors import UsageError
@@ -56,12 +57,13 @@ def setting(
     *,
     affects: Affects = "base",
     same: Any = None,
+    words: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """Declare a configuration value with its meaning, its bounds and what it affects.
 
-    `same`, for an X_later: the value that means "as X".
+    `same`, for an X_later: the value that means "as X". `words`: values that can be given by a word, such as "auto".
     """
-    facts = {"help": help, "minimum": minimum, "maximum": maximum, "affects": affects, "same": same}
+    facts = {"help": help, "minimum": minimum, "maximum": maximum, "affects": affects, "same": same, "words": words}
     return field(default=default, metadata=facts)
 
 

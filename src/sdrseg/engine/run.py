@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.config import load_config
+from sdrseg.config.sections import AUTO
 from sdrseg.data import read_spec
 from sdrseg.data.pool import ImagePool
 from sdrseg.engine.bases import RECIPE
+from sdrseg.engine.batch_size import choose_batch_size
 from sdrseg.engine.best import require_held_out_scores
 from sdrseg.engine.class_weights import require_class_weights
 from sdrseg.engine.evaluate import offline_iou, require_held_out, score_also, score_step, summarise
@@ -62,6 +64,8 @@ def train(
     job.interruption.stop_at = stop_at
     require_official(config, job.processes.world)
     require_class_weights(config, job.scenario.classes)
+    said = choose_batch_size(job) if config.train.batch_size == AUTO else []
+    config = job.config
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
     if job.processes.rank == 0:
         require_held_out(job)
@@ -74,7 +78,7 @@ def train(
     identity = {"spec": str(spec), "method": method_name, "preset": preset, "recipe": RECIPE}
     if code := file_digest(job.method):
         identity["method_code"] = code
-    said = [
+    said += [
         f"{section}.{key} is capped at {most:g} for generated data (see docs/methods.md)"
         for section, key, most in limits_in(layers)
         if getattr(getattr(config, section), key) == most

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sdrseg.config import Config, load_config
+from sdrseg.config.sections import AUTO
 from sdrseg.data.extended import CHAIN, Extended, Part
 from sdrseg.data.index import ClassIndex, class_index
 from sdrseg.data.source import Split
@@ -62,12 +63,15 @@ def make_config(
     """The parent's network, data and optimiser settings, the method's losses, epochs by the size of the data."""
     saved = parent.config.to_dict()
     kept = {n: {k: v for k, v in saved[n].items() if k not in leave} for n, leave in KEPT.items()}
+    by_size = small_data(images, held_out, parent.config, method)
     layers = [
         (str(parent.folder.path / "config.json"), kept),
         *method_layers(method, "default", None, parent.source),
-        ("extend", small_data(images, held_out, parent.config, method)),
+        ("extend", by_size),
     ]
     config = load_config(Extended.name, file, settings, layers, own_sections(method))
+    if config.train.batch_size == AUTO:
+        config = config.changed({"train.batch_size": by_size["train"]["batch_size"]})
     if changed := [
         s.key for s in config.settings() if s.key.startswith("net.") and _other_network(s.key, s.value, saved)
     ]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.config import Config, load_config
+from sdrseg.config.sections import AUTO
 from sdrseg.data import read_spec
 from sdrseg.errors import UsageError, nearest
 from sdrseg.methods import find_method, method_layers, own_sections, resolve_method
@@ -193,6 +194,8 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
         section, _, name = key.partition(".")
         nested.setdefault(section, {})[name] = value
     config = load_config(spec.source, between=[*layers, (origin, nested)], own=own_sections(method))
+    if config.train.batch_size == AUTO:
+        raise UsageError(f"{origin}: train.batch_size = auto depends on the machine. An experiment needs a number.")
     return Experiment(spec, method, preset, config, settings, {key: settings.get(key) for key in varied})
 
 
