@@ -22,7 +22,7 @@ MAY_CHANGE = {
 }  # fmt: skip
 LATER = {
     "train.batch_size_later", "train.epochs_later", "net.bn_later",
-    "optim.clip_later", "optim.lr_later", "optim.decoder_lr_factor_later",
+    "optim.clip_later", "optim.lr_later", "optim.decoder_lr_factor_later", "optim.encoder_lr_factor_later",
 }  # fmt: skip
 
 

@@ -17,6 +17,8 @@ class Optim:
     lr_later: float = setting(1e-4, "learning rate of the later steps", 0, affects="later")
     decoder_lr_factor: float = setting(10.0, "learning-rate multiplier of decoder and classifier in step 0", 0)
     decoder_lr_factor_later: float = setting(10.0, "the same in later steps", 0, affects="later")
+    encoder_lr_factor: float = setting(1.0, "learning-rate multiplier of the encoder in step 0; 0: it is frozen", 0)
+    encoder_lr_factor_later: float = setting(1.0, "the same in later steps", 0, affects="later")
     momentum: float = setting(0.9, "momentum of SGD; 0: none", 0, 1)
     nesterov: bool = setting(True, "use Nesterov momentum")
     betas: tuple[float, float] = setting((0.9, 0.999), "betas of AdamW", 0, 0.999999)

@@ -24,7 +24,7 @@ def learning_rates(config: Config) -> tuple[float, float]:
     lr = optim.lr
     if optim.lr_rule == "linear":
         lr *= config.train.batch_size / optim.reference_batch
-    return lr, lr * optim.decoder_lr_factor
+    return lr * optim.encoder_lr_factor, lr * optim.decoder_lr_factor
 
 
 def make_optimiser(network: Network, method: Method, config: Config) -> torch.optim.Optimizer:
@@ -32,6 +32,10 @@ def make_optimiser(network: Network, method: Method, config: Config) -> torch.op
     decoder."""
     lr, decoder = learning_rates(config)
     groups = [{**group, "initial_lr": group["lr"]} for group in method.parameter_groups(network, lr, decoder)]
+    for group in groups:
+        for parameter in group["params"]:
+            parameter.requires_grad_(group["lr"] > 0)  # no gradient is computed for what is frozen
+    groups = [group for group in groups if group["lr"] > 0]
     fused = next(network.parameters()).is_cuda or None  # one kernel for many parameters
     return OPTIMISERS[config.optim.optimiser](groups, config.optim, fused)
 

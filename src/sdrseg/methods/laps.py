@@ -64,6 +64,11 @@ class Laps:
         "teacher",
         "what old rows learn where the label is a new class: the teacher's answer, nothing, or no",
     )
+    prior: Literal["seen", "average"] = later(
+        "seen",
+        "how frequent a new class is taken to be: as in all data seen so far, or at least as an average old class, "
+        "which few images of it cannot tell",
+    )
     drift: bool = later(False, "move the memory along with the features of the old classes that the teacher sees")
 
 
@@ -99,7 +104,7 @@ class LAPS(Method):
         self.memory = LatentMemory(own.memory, own.rank, own.clusters)
         self.replays: list[Replay] = []
         self.iteration = 0
-        self.seen = torch.zeros(())  # points of this step's data, counted in the survey before fitting
+        self.seen = torch.zeros(())  # what this step's data count for, in points; from the survey before fitting
 
     @property
     def row_rates(self) -> tuple[float, float]:
@@ -149,7 +154,7 @@ class LAPS(Method):
             first = max(1, self.step.n_old)
             self.memory.learn(self._sample, range(first, self.step.classes), self._seed())
         else:
-            self.seen = self._sample.counts.sum().float()
+            self.seen = self._sample.counts.sum().float() / self._rarity()
             self._prepare()
             if self.own.init == "closed_form":
                 self._start_rows()
@@ -165,6 +170,14 @@ class LAPS(Method):
 
     def _seed(self) -> int:
         return (self.config.train.seed * 1000 + self.step.number) * 10_000_000 + 10 * self.iteration
+
+    def _rarity(self) -> float:
+        """The share that a point of memory counts for: below 1 if new classes are to be as frequent as old ones."""
+        classes, n_old = self.memory.classes, self.step.n_old
+        if self.own.prior == "seen" or classes is None:
+            return 1.0
+        old = float(classes.points.sum()) / max(1, len(classes.owner.unique()))
+        return min(1.0, max(1.0, float(self._sample.counts[n_old:].float().mean())) / max(1.0, old))
 
     def _prepare(self) -> None:
         """Points to replay, and how much each weighs: as many pixels of this step as it stands for."""
@@ -258,7 +271,8 @@ class LAPS(Method):
         sample, n_old, rows = self._sample, self.step.n_old, self.student.classifier
         no = [(sample.of(0)[:NEGATIVES], float(sample.counts[0]))]
         memories = self.memory.parts().values()
-        no += [(drawn(part, NEGATIVES, self._seed()), float(part.points.sum())) for part in memories]
+        share = float(sample.counts.sum() / self.seen)
+        no += [(drawn(part, NEGATIVES, self._seed()), share * float(part.points.sum())) for part in memories]
         length = float(rows.weight[1:n_old].sum((2, 3)).norm(dim=1).mean())
         rest = Rest([x for x, _ in no], [count for _, count in no])
         assert rows.bias is not None
