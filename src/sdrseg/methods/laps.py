@@ -176,8 +176,9 @@ class LAPS(Method):
         classes, n_old = self.memory.classes, self.step.n_old
         if self.own.prior == "seen" or classes is None:
             return 1.0
-        old = float(classes.points.sum()) / max(1, len(classes.owner.unique()))
-        return min(1.0, max(1.0, float(self._sample.counts[n_old:].float().mean())) / max(1.0, old))
+        old = float(classes.points.sum()) / max(1, n_old - 1)
+        new = float(self._sample.counts[n_old:].mean())
+        return min(1.0, max(1.0, new) / max(1.0, old))
 
     def _prepare(self) -> None:
         """Points to replay, and how much each weighs: as many pixels of this step as it stands for."""
