@@ -27,9 +27,9 @@ class Alone:
         return torch.autocast("cpu", enabled=False)
 
 
-def at_step_1(*settings: str, method: str = "laps", memory: bool = True):
+def at_step_1(*settings: str, method: str = "laps", memory: bool = True, protocol: str = "disjoint"):
     """The beginning of step 1, with a memory of made-up features and the survey before fitting done."""
-    stage = begin(method, "disjoint", settings=settings)
+    stage = begin(method, protocol, settings=settings)
     if memory:
         torch.manual_seed(0)
         own, channels = stage.method.memory, stage.student.classifier.in_channels
@@ -187,6 +187,32 @@ def test_a_softmax_model_is_extended_against_the_log_sum_exp_of_its_rows():
         own = z[np.arange(len(z)), part.owner.numpy()]
         versus += part.represents.double().numpy() @ (np.log(np.exp(z).sum(1)) - own)
     assert stage.forward()["versus"].item() == pytest.approx(versus / stage.method.scale.item(), rel=1e-4)
+
+
+def test_in_overlapped_steps_background_counts_less_where_it_is_like_a_new_class():
+    stage = at_step_1(protocol="overlapped")
+    method = stage.method
+    with torch.no_grad():
+        stage.student.eval()
+        x = stage.student(normalise(stage.batch.images)).embedding.double().numpy()
+    stride = stage.batch.labels.shape[-1] // x.shape[-1]
+    labels = stage.batch.labels.numpy()[:, ::stride, ::stride]
+    centres = method.memory.background.mean.double().numpy()
+    points = {0: np.zeros(len(centres)), 1: np.zeros(len(centres))}
+    for b, i, j in np.ndindex(labels.shape):
+        if labels[b, i, j] != 255:
+            nearest = np.square(centres - x[b, :, i, j]).sum(1).argmin()
+            points[int(labels[b, i, j] >= N_OLD)][nearest] += 1
+    share = points[1] / np.maximum(points[0] + points[1], 1)
+    before = method.memory.background.points.double().numpy()
+    found = method.replays[0].represents.view(len(centres), -1).sum(1) * method.seen
+    assert share.max() > 0
+    np.testing.assert_allclose(found, before * (1 - share), rtol=1e-4)
+    old, kept = method.scale.item(), method.state_dict()
+    assert old == pytest.approx(1 + (found.sum().item() + 400) / method.seen.item())
+    method.hidden = None
+    method.load_state_dict(kept)  # as when a run is resumed in the middle of the step
+    assert method.scale.item() == old < at_step_1().method.scale.item()
 
 
 def test_remembered_features_are_scored_once_and_only_if_wanted(monkeypatch):

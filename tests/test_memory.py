@@ -9,6 +9,7 @@ import torch
 from sdrseg.distributed import Processes
 from sdrseg.losses.one_vs_rest import against_old_rows, one_vs_rest_sums, rejection
 from sdrseg.methods import memory as m
+from sdrseg.methods.adjust import share_of_new
 
 CPU = torch.device("cpu")
 
@@ -180,6 +181,19 @@ def test_the_size_of_a_full_memory_is_known_before(form):
 )
 def test_the_size_of_a_memory_of_voc(form, numbers, parts):
     assert m.LatentMemory(form, 16, 64).filled(15, 256).nbytes == 4 * numbers + 8 * parts
+
+
+def test_the_share_of_new_labels_among_points_like_a_part_of_the_background():
+    """Near (0, 0): 4 points of background and 2 of a new class; near (9, 9): 1 and 3; near (50, 50): none."""
+    centres = torch.tensor([[0.0, 0.0], [9.0, 9.0], [50.0, 50.0]])
+    background = m.Vectors(torch.zeros(3, dtype=torch.long), torch.tensor([60.0, 40.0, 10.0]), centres)
+    near = torch.tensor([[0, 0, 0, 0, 1], [0, 0, 1, 1, 1]])  # two images: background, and the new class 2
+    made = m.Sample(3, 2, CPU)
+    x = (centres[near] + 0.1).permute(0, 2, 1)[:, :, None]
+    made.add(x, torch.tensor([[[0] * 5], [[2] * 5]]), ["a", "b"])
+    assert share_of_new(background, made, 2).tolist() == pytest.approx([2 / 6, 3 / 4, 0])
+    made.counts[0] *= 12  # of 60 points, 5 were kept
+    assert share_of_new(background, made, 2).tolist() == pytest.approx([2 / 50, 3 / 15, 0])
 
 
 def test_vectors_are_drawn_in_proportion():

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sdrseg.config import Config
 from sdrseg.config.switches import later, switch
@@ -23,9 +22,10 @@ from sdrseg.kernels.plain import at_least_float32
 from sdrseg.labels import VOID
 from sdrseg.losses.one_vs_rest import against_old_rows, one_vs_rest_sums, rejection
 from sdrseg.losses.pixels import masked_sums, to_grid
+from sdrseg.methods.adjust import Drift, share_of_new
 from sdrseg.methods.base import From, Method, StepInfo, When
 from sdrseg.methods.discriminant import Rest, discriminant
-from sdrseg.methods.memory import LatentMemory, Replay, Sample, drawn
+from sdrseg.methods.memory import LatentMemory, Memory, Replay, Sample, drawn
 from sdrseg.methods.terms import Term
 from sdrseg.network import next_multiple
 
@@ -105,6 +105,7 @@ class LAPS(Method):
         self.replays: list[Replay] = []
         self.iteration = 0
         self.seen = torch.zeros(())  # what this step's data count for, in points; from the survey before fitting
+        self.hidden: Tensor | None = None  # share of each part of the background that this step labels new
 
     @property
     def row_rates(self) -> tuple[float, float]:
@@ -124,6 +125,7 @@ class LAPS(Method):
             rows.bias[step.n_old :] = -3.0
         self.iteration = 0
         self.replays = []
+        self.hidden = None
         self.seen = torch.zeros((), device=rows.weight.device)
         self.scale = torch.ones((), device=rows.weight.device)
 
@@ -134,7 +136,7 @@ class LAPS(Method):
         self._when = when
         channels, device = self.student.classifier.in_channels, self.student.classifier.weight.device
         self._sample = Sample(self.step.classes, channels, device)
-        self._shift = torch.zeros(self.step.classes, channels + 1, device=device)
+        self._drift = Drift(self.step.classes, channels, device)
 
     def survey(self, batch: Batch, student: Output, teacher: Output | None) -> None:
         x = at_least_float32(student.embedding)
@@ -142,7 +144,7 @@ class LAPS(Method):
         if self._when == "after" and teacher is not None:
             old = self.old_class(batch.labels, teacher, x)
             if self.own.drift:
-                self._note_drift(x, at_least_float32(teacher.embedding), old)
+                self._drift.add(x, at_least_float32(teacher.embedding), old)
             labels = torch.where(old > 0, VOID, labels)  # no background: an old class whose label is hidden
         self._sample.add(x, labels, batch.ids)
 
@@ -150,15 +152,18 @@ class LAPS(Method):
         self._sample.gather(self.processes)
         if when == "after":
             if self.own.drift:
-                self.memory.drift(self._drift(self.processes.sum(self._shift)))
+                self.memory.drift(self._drift.shift(self.memory.classes, self.processes))
             first = max(1, self.step.n_old)
             self.memory.learn(self._sample, range(first, self.step.classes), self._seed())
+            self.hidden = None  # it was about the background as it was before
         else:
             self.seen = self._sample.counts.sum().float() / self._rarity()
+            if self.step.protocol == "overlapped" and self.memory.background is not None:
+                self.hidden = share_of_new(self.memory.background, self._sample, self.step.n_old)
             self._prepare()
             if self.own.init == "closed_form":
                 self._start_rows()
-        del self._sample, self._shift
+        del self._sample, self._drift
 
     def expect(self, whole: Batch | None, parts: int) -> None:
         super().expect(whole, parts)
@@ -180,10 +185,19 @@ class LAPS(Method):
         new = float(self._sample.counts[n_old:].mean())
         return min(1.0, max(1.0, new) / max(1.0, old))
 
+    def _remembered(self) -> dict[str, Memory]:
+        """The memory as it counts in this step. In overlapped steps earlier background hides the new classes: it counts
+        the less, the more of this step's points that are like it are labelled new."""
+        parts = self.memory.parts()
+        if self.hidden is not None:
+            background = parts["background"]
+            parts["background"] = background._replace(points=background.points * (1 - self.hidden))
+        return parts
+
     def _prepare(self) -> None:
         """Points to replay, and how much each weighs: as many pixels of this step as it stands for."""
         wanted = self.own.replay > 0 or self.own.versus > 0
-        self.replays = [Replay(part, EACH[name]) for name, part in self.memory.parts().items() if wanted]
+        self.replays = [Replay(part, EACH[name]) for name, part in self._remembered().items() if wanted]
         for part in self.replays:
             part.represents /= self.seen.clamp_min(1)
         total: Tensor = sum((part.represents.sum() for part in self.replays), self.seen.new_zeros(()))
@@ -247,32 +261,13 @@ class LAPS(Method):
         seen = decide(at_least_float32(teacher.coarse), self.step.teacher_decision)
         return torch.where(self._on_grid(labels, embedding) == 0, seen, 0)
 
-    def _note_drift(self, x: Tensor, before: Tensor, old: Tensor) -> None:
-        """Add up by how much the features of each old class have moved, and over how many cells."""
-        moved = torch.cat([x - before, torch.ones_like(x[:, :1])], 1).movedim(1, -1)[old > 0]
-        self._shift.index_add_(0, old[old > 0], moved)
-
-    def _drift(self, sums: Tensor) -> Tensor:
-        """(K, D): the mean shift of each class; one that was not seen moves as the classes do that are like it."""
-        count = sums[:, -1:]
-        shift = sums[:, :-1] / count.clamp_min(1)
-        centre = torch.zeros_like(shift)
-        classes = self.memory.classes
-        if classes is None or not (count > 0).any():
-            return shift
-        weight = torch.zeros_like(count[:, 0]).index_add_(0, classes.owner, classes.points)
-        centre.index_add_(0, classes.owner, classes.mean * classes.points[:, None])
-        centre = F.normalize(centre / weight[:, None].clamp_min(1), dim=1)
-        alike = (centre @ centre.T / 0.1).masked_fill(count[:, 0] == 0, -torch.inf).softmax(1)
-        return torch.where(count > 0, shift, alike @ shift)
-
     @torch.no_grad()
     def _start_rows(self) -> None:
         """Start new rows as discriminants between their class and everything else, as long as old rows on average."""
         sample, n_old, rows = self._sample, self.step.n_old, self.student.classifier
         no = [(sample.of(0)[:NEGATIVES], float(sample.counts[0]))]
-        memories = self.memory.parts().values()
         share = float(sample.counts.sum() / self.seen)
+        memories = self._remembered().values()
         no += [(drawn(part, NEGATIVES, self._seed()), share * float(part.points.sum())) for part in memories]
         length = float(rows.weight[1:n_old].sum((2, 3)).norm(dim=1).mean())
         rest = Rest([x for x, _ in no], [count for _, count in no])
@@ -294,6 +289,7 @@ class LAPS(Method):
 
     def state_dict(self) -> dict[str, Tensor]:
         mine = {"laps.iteration": torch.tensor(self.iteration), "laps.seen": self.seen}
+        mine |= {} if self.hidden is None else {"laps.hidden": self.hidden}
         return super().state_dict() | self.memory.state_dict() | mine
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -301,5 +297,6 @@ class LAPS(Method):
         self.memory.load_state_dict(state)
         if "laps.seen" in state:
             self.iteration, self.seen = int(state["laps.iteration"]), state["laps.seen"].clone()
+            self.hidden = state["laps.hidden"].clone() if "laps.hidden" in state else None
         if hasattr(self, "step") and self.step.number > 0:  # in the middle of a step
             self._prepare()

@@ -173,7 +173,7 @@ def fit(vectors: Tensor, owner: int, count: float, form: Form, rank: int, cluste
 
 def drawn(memory: Memory, number: int, seed: int) -> Tensor:
     """(number, D) vectors, as many of each component as it has points; the same again for the same seed."""
-    share = memory.points.cumsum(0) / memory.points.sum()
+    share = memory.points.cumsum(0) / memory.points.sum().clamp_min(1e-12)
     even = (torch.arange(number, device=share.device) + 0.5) / number
     chosen = torch.searchsorted(share, even).clamp_max(len(share) - 1)
     replay = Replay(type(memory)(*(tensor[chosen] for tensor in memory)), 1)
