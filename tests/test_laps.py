@@ -120,6 +120,19 @@ def test_remembered_features_push_new_rows_alone():
     assert all(p.grad is None for p in (*stage.student.encoder.parameters(), *stage.student.decoder.parameters()))
 
 
+def test_a_rare_new_class_can_count_as_an_average_old_one():
+    as_seen, average = at_step_1(), at_step_1("laps.prior=average")
+    labels, rows = as_seen.batch.labels, as_seen.student.classifier
+    with torch.no_grad():
+        stride = labels.shape[-1] // as_seen.student(normalise(as_seen.batch.images)).embedding.shape[-1]
+    new = sum(int((labels[:, ::stride, ::stride] == c).sum()) for c in range(N_OLD, CLASSES)) / (CLASSES - N_OLD)
+    share = new / (400.0 / (N_OLD - 1))  # 100 and 300 points of old classes are remembered
+    assert 0 < share < 1
+    for mine, whole in zip(average.method.replays, as_seen.method.replays, strict=True):
+        torch.testing.assert_close(mine.represents, share * whole.represents)
+    assert (average.student.classifier.bias[N_OLD:] > rows.bias[N_OLD:]).all()  # they start with a "yes" more often
+
+
 def test_new_rows_can_start_as_linear_discriminants():
     """Against NumPy: the whitened difference of means, as long as old rows, with the best of all biases."""
     stage = at_step_1(memory=False)

@@ -73,6 +73,20 @@ def test_an_optimiser_is_torchs_own_also_when_it_is_saved_and_restored(tmp_path,
     assert all(torch.equal(mine, results[1][name]) for name, mine in results[0].items())
 
 
+def test_a_frozen_encoder_gets_no_gradient_and_stays_bit_for_bit():
+    config = load_config("shapes", None, {"optim.encoder_lr_factor": 0.0})
+    network = build_network(config.net, 3)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    optimiser = make_optimiser(network, METHODS["ft"](config), config)
+    network.freeze_statistics()
+    network(torch.randn(2, 3, 32, 32)).logits.square().mean().backward()
+    optimiser.step()
+    encoder = list(network.encoder_parameters())
+    assert all(p.grad is None for p in encoder) and all(p.grad is not None for p in network.decoder_parameters())
+    stayed = {name for name, tensor in network.state_dict().items() if torch.equal(tensor, before[name])}
+    assert {name for name in before if name.startswith("encoder.")} <= stayed < before.keys()
+
+
 def test_settings_of_the_optimiser_reach_a_run(tmp_path):
     adamw = ("optim.optimiser=adamw", "optim.schedule=cosine", "optim.warmup=3", "optim.lr=1e-3", "optim.momentum=0")
     run(tmp_path / "adamw", "ft", *adamw)

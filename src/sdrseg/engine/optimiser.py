@@ -32,10 +32,9 @@ def make_optimiser(network: Network, method: Method, config: Config) -> torch.op
     decoder."""
     lr, decoder = learning_rates(config)
     groups = [{**group, "initial_lr": group["lr"]} for group in method.parameter_groups(network, lr, decoder)]
-    for group in groups:
+    for group in groups if any(group["lr"] > 0 for group in groups) else []:
         for parameter in group["params"]:
             parameter.requires_grad_(group["lr"] > 0)  # no gradient is computed for what is frozen
-    groups = [group for group in groups if group["lr"] > 0]
     fused = next(network.parameters()).is_cuda or None  # one kernel for many parameters
     return OPTIMISERS[config.optim.optimiser](groups, config.optim, fused)
 
