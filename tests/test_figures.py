@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -44,6 +46,35 @@ def test_a_figure_shows_one_scenario(trained, tmp_path, sdrseg):
     with pytest.raises(UsageError, match="one scenario"):
         draw_steps([cell_of(trained), cell("ft")], tmp_path / "x")
     assert sdrseg("figures", "step", trained)[0] == 2
+
+
+def test_every_step_of_several_runs_on_named_images(trained, tmp_path, sdrseg):
+    other = tmp_path / "other"
+    shutil.copytree(trained, other)
+    ids = json.loads((trained / "scenario.json").read_text())["steps"][-1]["test_ids"][:2]
+    more = ["--every-step", "--dpi", 100, *(word for id in ids for word in ("--id", id)), "--out", tmp_path / "figure"]
+    code, _, err = sdrseg("figures", "qualitative", trained, other, *more)
+    assert code == 0, err
+    texts = ["".join(text.itertext()) for text in _texts(tmp_path / "figure.svg")]
+    assert [text for text in texts if text.startswith("step ")] == ["step 0", "step 1", "step 2"]
+    assert "8 classes" in texts and texts.count("image and truth") == 1
+    assert sum("(other)" in text for text in texts) == 2  # a row for each image
+    pictures = [e for e in ET.parse(tmp_path / "figure.svg").iter() if e.tag.endswith("}image")]
+    assert len(pictures) == 2 * (2 + 2 * 3)  # image and truth, two runs with three steps
+    with Image.open(tmp_path / "figure.png") as picture:
+        assert picture.width == 690
+    code, _, err = sdrseg("figures", "qualitative", trained, "--id", "nothing", "--out", tmp_path / "none")
+    assert code == 2 and "--id nothing" in err
+
+
+def test_the_last_model_is_enough_for_a_figure_of_the_last_step(trained, tmp_path, sdrseg):
+    pruned = tmp_path / "pruned"
+    shutil.copytree(trained, pruned)
+    (pruned / "steps/0/model.safetensors").unlink()
+    code, _, err = sdrseg("figures", "qualitative", pruned, "--images", 1, "--dpi", 50, "--out", tmp_path / "last")
+    assert code == 0, err
+    code, _, err = sdrseg("figures", "qualitative", pruned, "--images", 1, "--every-step", "--out", tmp_path / "all")
+    assert code == 1 and "steps/0" in err and "model.safetensors" in err
 
 
 def test_seeds_become_one_line_with_a_band(trained, tmp_path):

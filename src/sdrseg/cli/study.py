@@ -169,12 +169,19 @@ def figures(
     out: Annotated[Path | None, typer.Option(metavar="NAME", help="Files NAME.svg, NAME.pdf, NAME.png.")] = None,
     path: DataPath = None,
     images: Annotated[int, typer.Option(min=1, max=100, help="Number of test images.")] = 4,
+    id: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="A test image; by default some that show all classes."),
+    ] = None,
     every_step: Annotated[bool, typer.Option("--every-step", help="qualitative: predictions after each step.")] = False,
+    dpi: Annotated[int, typer.Option(min=50, max=1200, help="Pixels per inch of the PNG.")] = 300,
 ) -> None:
     """Draw a figure for a paper as SVG, PDF and PNG."""
     from sdrseg.study.commands import draw
 
-    for file in draw(kind, places, out or Path(kind), path, images, every_step):
+    for file in draw(
+        kind, places, out or Path(kind), data=path, images=images, ids=id or [], every_step=every_step, dpi=dpi
+    ):
         print(file)
 
 

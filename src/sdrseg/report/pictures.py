@@ -157,10 +157,10 @@ def load_images(run: RunRecord, source: Source, ids: Sequence[str]) -> list[Test
 
 
 @torch.inference_mode()
-def look(run: RunRecord, images: Sequence[TestImage]) -> Iterator[Seen]:
-    """Show the images to the saved model of every finished step."""
+def look(run: RunRecord, images: Sequence[TestImage], steps: Sequence[int] | None = None) -> Iterator[Seen]:
+    """Show the images to the saved models of these steps, or of every finished one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for number in range(len(run.scores)):
+    for number in range(len(run.scores)) if steps is None else steps:
         network, decision = open_step(run.folder.step(number), run.config.net)
         network.place_on(device).eval()
         for image in images:
@@ -173,11 +173,11 @@ def look(run: RunRecord, images: Sequence[TestImage]) -> Iterator[Seen]:
 
 def start_row(image: TestImage, names: Sequence[str], colours: Sequence[Colour]) -> Row:
     """The photo and the truth of an image, without padding."""
-    inside = _inside(image)
-    pixels = np.ascontiguousarray(image.pixels.permute(1, 2, 0).numpy()[inside])
+    shown = inside(image)
+    pixels = np.ascontiguousarray(image.pixels.permute(1, 2, 0).numpy()[shown])
     photo = Image.fromarray(pixels)
     photo.thumbnail((LARGEST, LARGEST))
-    truth = image.labels.numpy()[inside]
+    truth = image.labels.numpy()[shown]
     said = f"Truth for {image.id}: {_shares(truth, names)}"
     return Row(
         image.id,
@@ -189,7 +189,7 @@ def start_row(image: TestImage, names: Sequence[str], colours: Sequence[Colour])
 
 
 def prediction_tile(seen: Seen, label: str, names: Sequence[str], colours: Sequence[Colour]) -> Tile:
-    predicted = seen.predicted[_inside(seen.image)]
+    predicted = seen.predicted[inside(seen.image)]
     said = f"Prediction of {label} after step {seen.step} for {seen.image.id}: {_shares(predicted, names)}"
     return Tile(mask_uri(predicted, colours), said)
 
@@ -219,7 +219,7 @@ def _uri(picture: Image.Image, kind: str, **options: Any) -> str:
     return f"data:image/{kind};base64,{b64encode(out.getvalue()).decode()}"
 
 
-def _inside(image: TestImage) -> tuple[slice, slice]:
+def inside(image: TestImage) -> tuple[slice, slice]:
     """Rows and columns that show the image: padding is always around it."""
     shown = ~image.padding.numpy()
     rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))

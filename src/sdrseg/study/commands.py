@@ -173,19 +173,28 @@ def _known(transform: str | None) -> str | None:
     return transform
 
 
-def draw(kind: str, places: Sequence[Path], out: Path, data: Path | None, images: int, every_step: bool) -> list[Path]:
+def draw(
+    kind: str,
+    places: Sequence[Path],
+    out: Path,
+    *,
+    data: Path | None,
+    images: int,
+    ids: Sequence[str],
+    every_step: bool,
+    dpi: int,
+) -> list[Path]:
     """`sdrseg figures`: the files that were written."""
-    from sdrseg.study import figures, model_figures
+    from sdrseg.study import figures, model_figures, qualitative
 
-    if kind == "steps":
-        return figures.draw_steps(read_cells(places), out)
-    if kind == "per-class":
-        return figures.draw_classes(read_cells(places), out)
+    from_results = {"steps": figures.draw_steps, "per-class": figures.draw_classes}
+    if kind in from_results:
+        return from_results[kind](read_cells(places), out, dpi)
+    from_models = {"histogram": model_figures.draw_histogram, "latent": model_figures.draw_latent}
+    if kind not in ("qualitative", *from_models):
+        known = [*from_results, "qualitative", *from_models]
+        raise UsageError(f"unknown figure {kind!r}{nearest(kind, known)}")
+    runs, chosen = model_figures.open_runs(places, data, images, ids)
     if kind == "qualitative":
-        return model_figures.draw_qualitative(places, data, images, every_step, out)
-    if kind == "histogram":
-        return model_figures.draw_histogram(places, data, images, out)
-    if kind == "latent":
-        return model_figures.draw_latent(places, data, images, out)
-    known = ["steps", "per-class", "qualitative", "histogram", "latent"]
-    raise UsageError(f"unknown figure {kind!r}{nearest(kind, known)}")
+        return qualitative.draw_qualitative(runs, chosen, every_step, out, dpi)
+    return from_models[kind](runs, chosen, out, dpi)

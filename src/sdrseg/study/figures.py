@@ -20,6 +20,7 @@ from sdrseg.study.compare import Group, grouped, spec_of
 from sdrseg.study.statistics import spread
 
 COLUMN, PAGE = 3.35, 6.9  # inches: one column, two
+DPI = 300  # pixels an inch, in the PNG
 FORMATS = ("svg", "pdf", "png")
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)))
 MARKERS = "os^DXv"
@@ -51,15 +52,16 @@ def figure(width: float, height: float) -> Iterator[Figure]:
         yield made
 
 
-def save(made: Figure, stem: Path) -> list[Path]:
-    """Write a figure in all formats; files that are there are not replaced."""
+def save(made: Figure, stem: Path, dpi: int = DPI) -> list[Path]:
+    """Write a figure in all formats (dpi: of the PNG, and of pictures); files that are there are not replaced."""
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in FORMATS]
     if there := [file for file in files if file.exists()]:
         raise UsageError(f"{there[0]} is there already. Choose another name with --out.")
     for file, kind in zip(files, FORMATS, strict=True):
         dated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
+        smaller: dict[str, Any] = {"pil_kwargs": {"optimize": True}} if kind == "png" else {}
         with atomic_writer(file) as opened:
-            made.savefig(opened, format=kind, dpi=300, metadata=dated)
+            made.savefig(opened, format=kind, dpi=dpi, metadata=dated, **smaller)
     return files
 
 
@@ -79,7 +81,7 @@ def one_scenario(cells: Sequence[Cell]) -> tuple[str, Group]:
     return specs[0], grouped(cells)
 
 
-def draw_steps(cells: Sequence[Cell], out: Path) -> list[Path]:
+def draw_steps(cells: Sequence[Cell], out: Path, dpi: int = DPI) -> list[Path]:
     """mIoU of old, new and all classes after each step; bands are the standard deviation over seeds."""
     spec, groups = one_scenario(cells)
     with figure(PAGE, 2.1) as made:
@@ -105,10 +107,10 @@ def draw_steps(cells: Sequence[Cell], out: Path) -> list[Path]:
             *axes[2].get_legend_handles_labels(), loc="outside lower center", ncols=min(6, len(groups)), frameon=False
         )
         made.suptitle(spec, fontsize=8)
-        return save(made, out)
+        return save(made, out, dpi)
 
 
-def draw_classes(cells: Sequence[Cell], out: Path) -> list[Path]:
+def draw_classes(cells: Sequence[Cell], out: Path, dpi: int = DPI) -> list[Path]:
     """IoU of each class after the last step; whiskers are the standard deviation over seeds."""
     spec, groups = one_scenario(cells)
     names = [row["name"] for row in cells[0]["per_class"]]
@@ -138,4 +140,4 @@ def draw_classes(cells: Sequence[Cell], out: Path) -> list[Path]:
         axis.invert_yaxis()
         axis.grid(axis="x", color="0.9", lw=0.5)
         made.legend(loc="outside lower center", ncols=min(3, len(groups)), frameon=False)
-        return save(made, out)
+        return save(made, out, dpi)

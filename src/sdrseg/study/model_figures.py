@@ -1,95 +1,41 @@
-"""Figures that need the models of runs: predictions, activations, the latent space."""
+"""Figures that need the models of runs: activations, the latent space."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
-from sdrseg.colours import NOT_SCORED, hex_of
-from sdrseg.errors import SdrsegError
-from sdrseg.labels import VOID
+from sdrseg.colours import hex_of
+from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.report.collect import RunRecord, collect
 from sdrseg.report.latent import BINS, Latent, measure
 from sdrseg.report.pictures import TestImage, choose, load_images, look, open_data
-from sdrseg.study.figures import COLUMN, PAGE, figure, look_of, save
+from sdrseg.study.figures import COLUMN, DPI, PAGE, figure, look_of, save
 
 UNCERTAIN = (0.3, 0.85)
 """The activations of which the paper says that its sparsity term removes them."""
 
 
-def _open(paths: Sequence[Path], data: Path | None, images: int) -> tuple[list[RunRecord], list[TestImage]]:
+def open_runs(
+    paths: Sequence[Path], data: Path | None, images: int, ids: Sequence[str] = ()
+) -> tuple[list[RunRecord], list[TestImage]]:
+    """Finished runs of one scenario, and test images: these, or so many that show all classes."""
     runs = collect(paths)
     for run in runs:
         if not run.finished:
             raise SdrsegError(f"{run.path}: not finished yet. Let `sdrseg train` finish it first.")
+    known = runs[0].scenario["steps"][-1]["test_ids"]
+    if wrong := [id for id in ids if id not in known]:
+        raise UsageError(f"--id {wrong[0]}: not one of the {len(known)} test images, such as {known[0]}.")
     source, index = open_data(runs, data)
-    return runs, load_images(runs[0], source, choose(runs[0], source, index, images).ids)
+    return runs, load_images(runs[0], source, ids or choose(runs[0], source, index, images).ids)
 
 
-def draw_qualitative(paths: Sequence[Path], data: Path | None, images: int, every_step: bool, out: Path) -> list[Path]:
-    """Test images, their truth, and what each run predicts: after the last step, or after every one."""
-    runs, chosen = _open(paths, data, images)
-    colours = [hex_of(colour) for colour in (*runs[0].colours, NOT_SCORED)]
-    palette: dict[str, Any] = {"cmap": ListedColormap(colours), "vmin": -0.5, "vmax": len(colours) - 0.5}
-    palette["interpolation"] = "nearest"
-    predicted: dict[tuple[int, int, str], Any] = {}
-    for number, run in enumerate(runs):
-        for seen in look(run, chosen):
-            if every_step or seen.step == run.last:
-                predicted[number, seen.step, seen.image.id] = seen.predicted
-    heads, rows = _layout(runs, chosen, predicted, every_step)
-    width = PAGE / len(heads)
-    used: set[int] = set()
-    with figure(PAGE, 0.9 * width * len(rows) + 0.6) as made:
-        axes = made.subplots(len(rows), len(heads), squeeze=False)
-        for axis, head in zip(axes[0], heads, strict=True):
-            axis.set_title(head)
-        for line, row in zip(axes, rows, strict=True):
-            for axis, (name, kind, shown) in zip(line, row, strict=True):
-                axis.set(xticks=[], yticks=[], ylabel=name)
-                axis.spines[:].set_visible(False)
-                if kind == "photo":
-                    axis.imshow(shown)
-                elif kind == "mask":
-                    values = np.where(shown == VOID, len(colours) - 1, shown)
-                    used |= set(np.unique(values).tolist()) - {len(colours) - 1}
-                    axis.imshow(values, **palette)
-        names = runs[0].all_names
-        patches = [Patch(facecolor=colours[c], label=names[c]) for c in sorted(used)]
-        made.legend(handles=patches, loc="outside lower center", ncols=min(7, max(1, len(patches))), frameon=False)
-        return save(made, out)
-
-
-Shown = tuple[str, str, Any]  # name of the row, kind of picture, pixels
-
-
-def _layout(
-    runs: Sequence[RunRecord], chosen: Sequence[TestImage], predicted: dict[tuple[int, int, str], Any], every_step: bool
-) -> tuple[list[str], list[list[Shown]]]:
-    """Heads of the columns, and rows: one an image, or with every step one for each image and run."""
-    rows: list[list[Shown]] = []
-    last = runs[0].last
-    for image in chosen:
-        photo = ("", "photo", image.pixels.permute(1, 2, 0).numpy())
-        truth = ("", "mask", image.labels.numpy())
-        if not every_step:
-            rows.append([photo, truth, *(("", "mask", predicted[n, last, image.id]) for n in range(len(runs)))])
-            continue
-        for number, run in enumerate(runs):
-            begin: list[Shown] = [photo, truth] if number == 0 else [("", "", None), ("", "", None)]
-            begin[0] = (run.label, *begin[0][1:])
-            rows.append([*begin, *(("", "mask", predicted[number, k, image.id]) for k in range(last + 1))])
-    heads = [f"step {k}" for k in range(last + 1)] if every_step else [run.label for run in runs]
-    return ["image", "truth", *heads], rows
-
-
-def measured(runs: Sequence[RunRecord], chosen: Sequence[TestImage]) -> list[Latent]:
-    return [measure(look(run, chosen), run, len(run.all_names)) for run in runs]
+def measured(runs: Sequence[RunRecord], images: Sequence[TestImage]) -> list[Latent]:
+    return [measure(look(run, images), run, len(run.all_names)) for run in runs]
 
 
 def share_uncertain(latent: Latent) -> float | None:
@@ -102,10 +48,9 @@ def share_uncertain(latent: Latent) -> float | None:
     return float((latent.histogram * inside).sum())
 
 
-def draw_histogram(paths: Sequence[Path], data: Path | None, images: int, out: Path) -> list[Path]:
+def draw_histogram(runs: Sequence[RunRecord], images: Sequence[TestImage], out: Path, dpi: int = DPI) -> list[Path]:
     """How activations are distributed, each divided by the largest of its class in the image."""
-    runs, chosen = _open(paths, data, images)
-    latents = measured(runs, chosen)
+    latents = measured(runs, images)
     centres = (np.arange(BINS) + 0.5) / BINS
     with figure(COLUMN, 2.4) as made:
         axis = made.subplots()
@@ -117,13 +62,12 @@ def draw_histogram(paths: Sequence[Path], data: Path | None, images: int, out: P
         axis.axvspan(*UNCERTAIN, color="0.93", lw=0)
         axis.set(yscale="log", xlim=(0, 1), xlabel="activation / class maximum", ylabel="share of activations")
         made.legend(loc="outside lower center", frameon=False)
-        return save(made, out)
+        return save(made, out, dpi)
 
 
-def draw_latent(paths: Sequence[Path], data: Path | None, images: int, out: Path) -> list[Path]:
+def draw_latent(runs: Sequence[RunRecord], images: Sequence[TestImage], out: Path, dpi: int = DPI) -> list[Path]:
     """The same cells of the features before and after the last step, in two principal components."""
-    runs, chosen = _open(paths, data, images)
-    pairs = [(run, one.projection) for run, one in zip(runs, measured(runs, chosen), strict=True)]
+    pairs = [(run, one.projection) for run, one in zip(runs, measured(runs, images), strict=True)]
     shown = [(run, one) for run, one in pairs if one is not None]
     if not shown:
         raise SdrsegError("These runs have one step; the figure shows features before and after a step.")
@@ -143,4 +87,4 @@ def draw_latent(paths: Sequence[Path], data: Path | None, images: int, out: Path
         names, colours = runs[0].all_names, runs[0].colours
         patches = [Patch(facecolor=hex_of(colours[c]), label=names[c]) for c in sorted(used)]
         made.legend(handles=patches, loc="outside lower center", ncols=min(7, max(1, len(patches))), frameon=False)
-        return save(made, out)
+        return save(made, out, dpi)

@@ -1,0 +1,168 @@
+"""Test images, their truth, and what several runs predict, side by side."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.textpath import TextPath
+from numpy.typing import NDArray
+
+from sdrseg.colours import NOT_SCORED, hex_of
+from sdrseg.labels import VOID
+from sdrseg.report.collect import RunRecord
+from sdrseg.report.pictures import TestImage, inside, look
+from sdrseg.study.figures import PAGE, figure, save
+
+GAP, APART = 0.035, 0.1  # inches: between pictures, between images
+LINE = 0.14  # inches, of text
+LARGEST = 2.0  # an image and its truth are at most so many times as wide as a prediction
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One test image: the photo, its truth, and rows of predictions (channels)."""
+
+    photo: Pixels
+    truth: Pixels
+    predicted: list[list[Pixels]]
+
+    @property
+    def aspect(self) -> float:
+        """Height by width."""
+        height, width = self.truth.shape
+        return float(height / width)
+
+
+def draw_qualitative(
+    runs: Sequence[RunRecord], images: Sequence[TestImage], every_step: bool, out: Path, dpi: int
+) -> list[Path]:
+    """One row an image with the runs as columns; or, with every step, for each image the runs as rows and the steps
+    as columns."""
+    last = runs[0].last
+    steps = range(last + 1) if every_step else range(last, last + 1)
+    seen = {(n, s.step, s.image.id): s.predicted for n, run in enumerate(runs) for s in look(run, images, steps)}
+    blocks = []
+    for image in images:
+        part = inside(image)
+        found = [[seen[n, step, image.id][part] for step in steps] for n in range(len(runs))]
+        rows = found if every_step else [[one for row in found for one in row]]
+        blocks.append(Block(image.pixels.permute(1, 2, 0).numpy()[part], image.labels.numpy()[part], rows))
+    labels = [run.label for run in runs]
+    colours = [hex_of(colour) for colour in runs[0].colours]
+    names, heads = (labels, step_heads(runs[0])) if every_step else ([""], labels)
+    masks = [mask for block in blocks for row in ([block.truth], *block.predicted) for mask in row]
+    shown = sorted({int(c) for mask in masks for c in np.unique(mask)} - {VOID})
+    legend = [Patch(facecolor=colours[c], label=runs[0].all_names[c]) for c in shown]
+    palette = np.array([*runs[0].colours, *[NOT_SCORED] * (256 - len(colours))], np.uint8)
+    return _draw(blocks, names, heads, palette, legend, out, dpi)
+
+
+def step_heads(run: RunRecord) -> list[str]:
+    """For each step its number and the class it brings, or how many."""
+    heads, known = [], 1  # the background
+    for number, step in enumerate(run.scenario["steps"]):
+        new = run.all_names[known : len(step["channels"])]
+        known = len(step["channels"])
+        brings = f"{len(new)} classes" if len(new) != 1 else new[0]
+        more = "+\u00a0" if number else ""  # a space at which no line ends
+        heads.append(f"step {number}\n{more}{brings}")
+    return heads
+
+
+def _draw(
+    blocks: Sequence[Block],
+    names: Sequence[str],
+    heads: Sequence[str],
+    palette: Pixels,
+    legend: Sequence[Patch],
+    out: Path,
+    dpi: int,
+) -> list[Path]:
+    rows, columns = len(names), len(heads)
+    beside = rows == 1  # the truth is beside the photo, else below it
+    scale = 1.0 if beside else min(LARGEST, rows / 2)
+    lead = 2 * scale if beside else scale  # width of photo and truth, in predictions
+    margin = 0.0
+    for _ in range(2):  # the names' room and the height of a row depend on each other
+        width = (PAGE - margin - GAP * (columns + (1 if beside else 0))) / (lead + columns)
+        broken = [_broken(name, width * min(b.aspect for b in blocks)) for name in names]
+        margin = _high(broken) + GAP if any(names) else 0.0
+    titles = [_broken(head, width + GAP) for head in heads]
+    top = _high(titles) + 0.06
+    fits = max(1, int(PAGE / (0.35 + max(_wide(str(patch.get_label())) for patch in legend))))
+    lines = math.ceil(len(legend) / fits)
+    heights = [rows * (width * block.aspect + GAP) - GAP for block in blocks]
+    height = top + sum(heights) + APART * len(blocks) + 0.17 * lines + 0.08
+
+    with figure(PAGE, height) as made:
+        made.set_layout_engine("none")
+        right = width * lead + GAP * (1 if beside else 0) + GAP + margin  # where predictions begin
+        for k, title in enumerate(titles):
+            _text(made, right + k * (width + GAP) + width / 2, top - 0.05, title, va="bottom")
+        if beside:
+            _text(made, width / 2, top - 0.05, "image", va="bottom")
+            _text(made, width * 1.5 + GAP, top - 0.05, "truth", va="bottom")
+        else:
+            _text(made, width * lead / 2, top - 0.05, "image and truth", va="bottom")
+        y = top
+        for block, tall in zip(blocks, heights, strict=True):
+            one = width * block.aspect
+            wide, high = width * scale, one * scale
+            spare = 0.0 if beside else max(0.0, tall - 2 * high - GAP) / 2
+            x, below = (wide + GAP, 0.0) if beside else (0.0, high + GAP)
+            _show(made, 0, y + spare, wide, high, block.photo)
+            _show(made, x, y + spare + below, wide, high, palette[block.truth])
+            for r, row in enumerate(block.predicted):
+                _text(made, right - margin / 2, y + one / 2, broken[r], va="center", rotation=90)
+                for k, predicted in enumerate(row):
+                    _show(made, right + k * (width + GAP), y, width, one, palette[predicted])
+                y += one + GAP
+            y += APART - GAP
+        made.legend(
+            handles=list(legend), loc="lower center", ncols=math.ceil(len(legend) / lines), frameon=False,
+            handlelength=1, handleheight=1, columnspacing=1.2, borderpad=0, borderaxespad=0.3,
+        )  # fmt: skip
+        return save(made, out, dpi)
+
+
+def _broken(text: str, width: float) -> str:
+    """The text in lines of at most this width (inches)."""
+    lines = []
+    for line in text.split("\n"):
+        needed = _wide(line)
+        lines += [line] if needed <= width else textwrap.wrap(line, max(1, int(len(line) * width / needed)))
+    return "\n".join(lines)
+
+
+def _wide(text: str) -> float:
+    """Inches of a line of 8 pt."""
+    return float(TextPath((0, 0), text, size=8).get_extents().width) / 72 if text else 0.0
+
+
+def _high(texts: Sequence[str]) -> float:
+    """Inches of the one with most lines."""
+    return LINE * max(text.count("\n") + 1 for text in texts)
+
+
+def _text(made: Figure, x: float, y: float, text: str, **how: Any) -> None:
+    """Text at inches from the left and from the top."""
+    wide, high = made.get_size_inches()
+    made.text(x / wide, 1 - y / high, text, ha="center", **how)
+
+
+def _show(made: Figure, x: float, y: float, width: float, height: float, pixels: Pixels) -> None:
+    """A picture at inches from the left and from the top."""
+    wide, high = made.get_size_inches()
+    axes = made.add_axes((x / wide, 1 - (y + height) / high, width / wide, height / high))
+    axes.imshow(pixels, aspect="auto", interpolation="nearest" if len(np.unique(pixels)) < 64 else "antialiased")
+    axes.set_axis_off()
