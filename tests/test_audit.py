@@ -14,7 +14,7 @@ from PIL import Image
 
 from sdrseg.colours import class_colours
 from sdrseg.data import picture
-from sdrseg.data.audit import StepFacts, _image_problems, better_order, obeyed, step_facts, take_stock
+from sdrseg.data.audit import StepFacts, _image_problems, audit, better_order, protocol_summary, step_facts
 from sdrseg.data.folder import open_folder
 from sdrseg.data.index import class_index
 from sdrseg.data.picture import check_may_write, save_grid
@@ -67,7 +67,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def found(source: Source) -> list[tuple[str, str]]:
-    return sorted((p.kind, p.file) for p in take_stock(source)[0].problems)
+    return sorted((p.kind, p.file) for p in audit(source)[0].problems)
 
 
 def half(path: Path) -> bytes:
@@ -78,30 +78,30 @@ def half(path: Path) -> bytes:
 
 
 def test_a_healthy_folder_has_no_problems(tree: Tree):
-    holdings, indexes = take_stock(tree.open())
-    assert holdings.problems == ()
-    assert holdings.images == {"train": 1, "val": 1}
-    assert [(c.id, c.name, c.images["train"], c.pixels["val"]) for c in holdings.classes] == [
+    contents, indexes = audit(tree.open())
+    assert contents.problems == ()
+    assert contents.images == {"train": 1, "val": 1}
+    assert [(c.id, c.name, c.images["train"], c.pixels["val"]) for c in contents.classes] == [
         (0, "background", 1, 2),
         (1, "cat", 1, 2),
         (2, "dog", 1, 1),
     ]
-    assert holdings.void_share == {"train": 1 / 6, "val": 1 / 6}
-    assert holdings.sizes["train"] == {"smallest": "3×2", "median": "3×2", "largest": "3×2", "different": "1"}
+    assert contents.void_share == {"train": 1 / 6, "val": 1 / 6}
+    assert contents.sizes["train"] == {"smallest": "3×2", "median": "3×2", "largest": "3×2", "different": "1"}
     assert indexes["train"].ids == tree.open().ids("train")
-    json.dumps(holdings.to_dict())
+    json.dumps(contents.to_dict())
 
 
 def test_sizes_are_width_by_height_and_ordered_by_area(tree: Tree):
     for n, (height, width) in enumerate([(4, 1), (10, 10), (3, 3)]):
         tree.add(f"x{n}", noise(height, width), np.ones((height, width), np.uint8))
-    sizes = take_stock(tree.open())[0].sizes["train"]
+    sizes = audit(tree.open())[0].sizes["train"]
     assert sizes == {"smallest": "1×4", "median": "3×3", "largest": "10×10", "different": "4"}
 
 
 def test_the_generated_set_has_no_problems():
-    holdings, _ = take_stock(Shapes(size=32, train=60, val=40))
-    assert holdings.problems == () and holdings.images == {"train": 60, "val": 40}
+    contents, _ = audit(Shapes(size=32, train=60, val=40))
+    assert contents.problems == () and contents.images == {"train": 60, "val": 40}
 
 
 def test_an_empty_validation_split(tmp_path: Path):
@@ -109,9 +109,9 @@ def test_an_empty_validation_split(tmp_path: Path):
     tree.add("healthy")
     (tree.root / "dataset.toml").write_text('classes = ["background", "cat", "dog"]\nval = 0\n')
     source = open_folder(tree.root)
-    holdings, indexes = take_stock(source)
-    assert holdings.problems == () and holdings.images == {"train": 1, "val": 0}
-    assert holdings.sizes["val"] == {} and holdings.void_share["val"] == 0
+    contents, indexes = audit(source)
+    assert contents.problems == () and contents.images == {"train": 1, "val": 0}
+    assert contents.sizes["val"] == {} and contents.void_share["val"] == 0
     scenario = build_scenario(parse_spec("folder:1-1@overlapped"), source, indexes["train"], indexes["val"])
     assert [s.test_ids for s in scenario.steps] == [(), ()]
     save_grid(source, None, tmp_path / "a.png")
@@ -149,8 +149,8 @@ def test_one_of_each_disease(tree: Tree, tmp_path: Path):
     tree.add("valrange", mask=np.array([[0, 200, 1], [2, 0, 0]], np.uint8), split="val")
 
     source = tree.open()
-    holdings, indexes = take_stock(source)
-    problems = sorted((p.kind, p.file) for p in holdings.problems)
+    contents, indexes = audit(source)
+    problems = sorted((p.kind, p.file) for p in contents.problems)
     assert problems == sorted(
         [
             ("value out of range", tree.file("masks", "range.png")),
@@ -173,31 +173,29 @@ def test_one_of_each_disease(tree: Tree, tmp_path: Path):
             ("no image", tree.file("masks", "orphan.png")),
         ]
     )
-    details = {(p.kind, Path(p.file).stem): p.detail for p in holdings.problems}
+    details = {(p.kind, Path(p.file).stem): p.detail for p in contents.problems}
     assert "3 (2 pixels), 9 (1 pixel)" in details["value out of range", "range"]
     assert "0..2" in details["value out of range", "range"]
     assert details["size mismatch", "size"].startswith("image 3×2, mask 2×3")
     assert tree.file("masks", "size.png") in details["size mismatch", "size"]
     assert "truncated" in details["unreadable", "cutimage"]
-    assert details["empty mask", "empty"] == "no class in it; no step will use it"
-    assert (
-        "are 255, void: if that is your object, say so in dataset.toml: values = {255" in details["empty mask", "void"]
-    )
-    assert not any(p.detail.startswith(p.file) for p in holdings.problems)  # the path is not said again
+    assert details["empty mask", "empty"] == "contains no class; no step will use it"
+    assert "If 255 is a class, add to dataset.toml: values = {255" in details["empty mask", "void"]
+    assert not any(p.detail.startswith(p.file) for p in contents.problems)  # the path is not said again
 
     # A scenario and its picture on what is left, and the same again from the cache.
     scenario = build_scenario(parse_spec("folder:1-1@overlapped"), source, indexes["train"], indexes["val"])
     save_grid(source, scenario, tmp_path / "grid.png")
     save_grid(source, None, tmp_path / "grid2.png")
     assert Image.open(tmp_path / "grid.png").info["Software"] == "sdrseg"
-    assert sorted((p.kind, p.file) for p in take_stock(tree.open())[0].problems) == problems
+    assert sorted((p.kind, p.file) for p in audit(tree.open())[0].problems) == problems
 
 
 def test_a_class_that_no_image_holds(tree: Tree):
     tree.classes = ("background", "cat", "dog", "yeti")
     tree.add("yeti", mask=np.full((2, 3), 3, np.uint8), split="val")
-    (problem,) = take_stock(tree.open())[0].problems
-    assert str(problem) == "folder: class without images: class 3 (yeti) is in no train image"
+    (problem,) = audit(tree.open())[0].problems
+    assert str(problem) == "folder: class without images: class 3 (yeti) occurs in no train image"
 
 
 def test_every_file_broken(tmp_path: Path):
@@ -205,8 +203,8 @@ def test_every_file_broken(tmp_path: Path):
     for n in range(3):
         tree.add(f"{n}", image=b"x", mask=b"y", split="val" if n == 2 else "train")
     source = tree.open()
-    holdings, _ = take_stock(source)
-    assert Counter(p.kind for p in holdings.problems) == {"unreadable": 6, "class without images": 4}
+    contents, _ = audit(source)
+    assert Counter(p.kind for p in contents.problems) == {"unreadable": 6, "class without images": 4}
     save_grid(source, None, tmp_path / "grid.png")
 
 
@@ -224,7 +222,7 @@ def test_images_are_turned_as_their_exif_says(tree: Tree):
     source = tree.open()
     (id,) = (id for id in source.ids("train") if "portrait" in id)
     assert np.array_equal(source.image(id), upright)
-    assert take_stock(source)[0].problems == ()
+    assert audit(source)[0].problems == ()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
@@ -309,43 +307,43 @@ FOUR_TIMES = {"x": {1, 2, 3}, "y": {1}, "z": {2, 3}}
 @pytest.mark.parametrize(
     ("task", "masks", "sentence"),
     [
-        ("offline", MIXED, "One step only: every protocol is the same."),
+        ("offline", MIXED, "There is only one step, so all protocols are the same."),
         (
             "1-1@disjoint",
             MIXED,
-            "No image is used twice, and none holds a class of a later step. In the later steps, 3 of 3 images hold "
-            "old classes, which count as background there.",
+            "No image is used twice, and none contains a class of a later step. In the later steps, 3 of 3 images "
+            "contain old classes, which are labelled as background.",
         ),
         (
             "1-1@sequential",
             MIXED,
-            "No image is used twice, and none holds a class of a later step. In the later steps, 3 of 3 images hold "
-            "old classes, whose labels sequential training keeps.",
+            "No image is used twice, and none contains a class of a later step. In the later steps, 3 of 3 images "
+            "contain old classes, whose labels sequential training keeps.",
         ),
         (
             "1-1@overlapped",
             FOUR_TIMES,  # x is used three times, z twice
-            "2 of the 3 training images are used in more than one step; 3 times an image holds a class of a later "
-            "step, which counts as background there. In the later steps, 3 of 4 images hold old classes, which count "
-            "as background there.",
+            "2 of the 3 training images are used in more than one step; in 3 cases an image contains a class of a "
+            "later step, which is labelled as background there. In the later steps, 3 of 4 images contain old classes, "
+            "which are labelled as background.",
         ),
         (
             "1-1@overlapped",
             {"a": {1}, "b": {2}, "c": {3}},
-            "No image is used twice, and none holds a class of a later step. No image of a later step holds an old "
-            "class, so all protocols label these images alike.",
+            "No image is used twice, and none contains a class of a later step. No image of a later step contains an "
+            "old class, so all protocols give the same labels.",
         ),
         (
             "2-1@disjoint+balanced",
             {"a": {1, 3}, "b": {1, 3}, "c": {3}},
-            "No image is used twice, but 1 time an image holds a class of a later step, which counts as background "
-            "there. In the later steps, 1 of 2 images hold old classes, which count as background there.",
+            "No image is used twice, but in 1 case an image contains a class of a later step, which is labelled as "
+            "background. In the later steps, 1 of 2 images contain old classes, which are labelled as background.",
         ),
     ],
 )
 def test_which_protocol_the_images_obey(task, masks, sentence):
     scenario, found, _ = told(task, masks)
-    assert obeyed(scenario, found) == sentence
+    assert protocol_summary(scenario, found) == sentence
 
 
 def test_an_order_in_which_every_step_has_images():
@@ -372,7 +370,7 @@ def test_names_that_look_like_formulas_or_private_ones(tree: Tree, tmp_path: Pat
     tree.classes = ("_background_", "$cat^$", r"\dog{$")
     tree.add("$x^$", image=b"broken")
     source = tree.open()
-    _, indexes = take_stock(source)
+    _, indexes = audit(source)
     scenario = build_scenario(parse_spec("folder:1-1@overlapped"), source, indexes["train"], indexes["val"])
     save_grid(source, scenario, tmp_path / "a.png")
     assert Image.open(tmp_path / "a.png").size[0] > 1000

@@ -102,7 +102,7 @@ def rows(text: str, title: str) -> list[list[str]]:
 def test_a_scenario_without_any_data_as_a_program(tmp_path: Path):
     done = command("data", "shapes:6-1@disjoint", "--picture", "grid.png", *SMALL, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert [row[0] for row in rows(done.stdout, "what each step sees")] == ["0", "1", "2", "3", "4"]
+    assert [row[0] for row in rows(done.stdout, "images of each step")] == ["0", "1", "2", "3", "4"]
     assert "Picture grid: grid.png" in done.stdout
     with Image.open(tmp_path / "grid.png") as picture:
         assert picture.format == "PNG" and picture.info["Software"] == "sdrseg"
@@ -133,7 +133,7 @@ def test_json_and_tables_tell_the_same(sdrseg):
             *(f"{c['images']['train']:,}", f"{c['pixels']['train']:,}", shares[0]),
             *(f"{c['images']['val']:,}", f"{c['pixels']['val']:,}", shares[1]),
         ]
-    for row, s in zip(rows(text, "what each step sees"), told["steps"], strict=True):
+    for row, s in zip(rows(text, "images of each step"), told["steps"], strict=True):
         order = ("train", "with_old", "with_future", "seen_before", "val", "test")
         assert row == [str(s["step"]), ", ".join(s["new"]), *(str(s[key]) for key in order)]
     assert told["obeys"].split(".")[0] in " ".join(text.split())
@@ -199,21 +199,21 @@ def test_names_that_are_no_utf8(tmp_path: Path):
         (["data"], "Missing argument"),
         (["dat"], "No such command"),
         (["data", "shapes", "--nonsense"], "No such option"),
-        (["data", "shapes:6-1"], "says no protocol. Add one of @sequential"),
+        (["data", "shapes:6-1"], "has no protocol. Add one of @sequential"),
         (["data", "shape"], "did you mean 'shapes'"),
         (["data", "shapes:6-1@disjiont"], "did you mean 'disjoint'"),
         (["data", "shapes:20-1@disjoint"], "does not fit the 10 classes"),
         (["data", "shapes:random-99999999999"], "unknown task"),
         (["methods", "mib", "--task", "15_1"], "no such task"),
         (["data", "shapes:disk@disjoint"], "and class lists by step, such as 1,2/3 or cat/dog"),
-        (["data", "shapes:disc@disjoint"], "no step has the classes 2 (square)"),
+        (["data", "shapes:disc@disjoint"], "no step contains 2 (square)"),
         (["data", "shapes:1-999999999/2@disjoint"], "class 999999999 of step 0 does not exist"),
         (["data", f"shapes:6-1~{'9' * 5000}@disjoint"], "is not a specification"),
         (["data", "shapes", "--set", "shapes.trian=3"], "did you mean 'shapes.train'"),
         (["data", "shapes", "--set", "shapes.train=few"], "is not a whole number"),
         (["data", "shapes", "--set", "shapes.train"], "write section.key=value"),
         (["data", "shapes", "--config", "none.toml"], "none.toml: cannot be read"),
-        (["data", "shapes", "--data", "."], "takes no --data"),
+        (["data", "shapes", "--data", "."], "needs no folder"),
         (["data", "voc"], "voc needs --data PATH"),
     ],
 )

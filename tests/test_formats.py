@@ -101,7 +101,7 @@ def test_a_format_is_converted(roots, name, sdrseg):
             assert np.array_equal(after.mask(id), scene_of(id).mask)
     assert sorted(path.name for path in Path("plain").iterdir()) == ["dataset.toml", "images", "masks"]
     code, _, err = sdrseg("convert", roots[name], "plain")
-    assert code == 1 and "plain exists. Name a new folder." in err
+    assert code == 1 and "plain already exists. Choose a new folder." in err
     assert sorted(path.name for path in Path().iterdir()) == ["plain"]
 
 

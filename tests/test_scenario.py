@@ -199,7 +199,9 @@ def test_published_ade_checksum_and_nesting():
 
 
 def test_published_lists_need_the_whole_set():
-    with pytest.raises(DataError, match=r"1 training images of the published lists are not there, ADE_train_00000003"):
+    with pytest.raises(
+        DataError, match=r"missing 1 training image of the published lists, the first is ADE_train_00000003"
+    ):
         selection.published("ade20k", "100-50", ADE_IDS[:2] + ADE_IDS[3:])
     assert selection.published("ade20k", "100-5", ADE_IDS) is None
     assert selection.published("folder", "100-50", ADE_IDS) is None

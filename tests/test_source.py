@@ -82,7 +82,7 @@ def test_the_folder_is_handed_on_or_refused(tmp_path):
         open_source("in_folder", None, Config())
     with pytest.raises(DataError, match="no such folder"):
         open_source("in_folder", tmp_path / "nothing", Config())
-    with pytest.raises(UsageError, match="bars takes no --data"):
+    with pytest.raises(UsageError, match="bars needs no folder"):
         open_source("bars", tmp_path, Config())
 
 
@@ -109,10 +109,10 @@ class Mine(Source):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("classes = ('a', 'b')", "Mine: give the class a line `name"),
-        ("name = 'a:b'", "give the class a line `name"),
-        ("name = 'mine'", "Mine: give the class the methods it lacks: ids, image, mask"),
-        ("name = 'voc'", "there is a data set 'voc' already"),
+        ("classes = ('a', 'b')", "Mine: give the class a `name"),
+        ("name = 'a:b'", "give the class a `name"),
+        ("name = 'mine'", "Mine: add the missing methods: ids, image, mask"),
+        ("name = 'voc'", "a data set 'voc' already exists"),
     ],
 )
 def test_what_cannot_be_registered(body, message):
@@ -134,7 +134,7 @@ def test_other_things_that_cannot_be_registered():
 
     assert not own_sources()
     register_source(Bars)
-    with pytest.raises(UsageError, match="there is a data set 'bars' already"):
+    with pytest.raises(UsageError, match="a data set 'bars' already exists"):
 
         @register_source
         class Again(Bars):
@@ -159,7 +159,7 @@ def test_other_things_that_cannot_be_registered():
         ({"classes": ("background", "a", "a")}, "distinct names"),
         ({"classes": ["background", "a"]}, "is not a tuple"),
         ({"ids": lambda self, split: ("a-1", "a-2", "a-1")}, "id 'a-1' is there twice"),
-        ({"ids": lambda self, split: ("a-1",)}, "id 'a-1' is there twice, in train and val together"),
+        ({"ids": lambda self, split: ("a-1",)}, "id 'a-1' occurs twice; ids must be unique"),
         ({"mask": lambda self, id: np.zeros((4, 4))}, r"mask\('train-0'\) is float64 \(4, 4\); .* uint8 \(H, W\)"),
         ({"mask": lambda self, id: np.zeros((4, 4, 1), np.uint8)}, r"has to be uint8 \(H, W\)"),
         ({"image": lambda self, id: np.zeros((4, 4, 4), np.uint8)}, r"image\('train-0'\) .* uint8 \(H, W, 3\)"),
@@ -252,7 +252,7 @@ def test_a_data_set_of_a_file_goes_to_processes_that_start_afresh(tmp_path):
     [
         ("x = 1", "mine.py: registers no data set"),
         (FILE.format(name="a") + FILE.format(name="b"), "mine.py: registers 2 data sets: a, b"),
-        (FILE.format(name="voc"), "mine.py: Bars: there is a data set 'voc' already"),
+        (FILE.format(name="voc"), "mine.py: Bars: a data set 'voc' already exists"),
         (FILE.format(name="a") + "1 / 0", "ZeroDivisionError"),
         (None, "mine.py: cannot be read"),
     ],

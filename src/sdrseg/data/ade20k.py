@@ -18,7 +18,7 @@ PUBLISHED: dict[Split, int] = {"train": 20210, "val": 2000}
 
 
 class Ade20k(PictureFiles):
-    """The ADEChallengeData2016 layout: images/training, annotations/training and the same for validation."""
+    """The ADEChallengeData2016 layout: images/training and annotations/training, and likewise for validation."""
 
     name = "ade20k"
     own_data = False
@@ -34,7 +34,7 @@ class Ade20k(PictureFiles):
         root = next((place for place in places if (place / "images" / "training").is_dir()), None)
         if root is None:
             looked = ", ".join(str(place / "images/training") for place in places)
-            raise DataError(f"{path}: no ADE20K here (looked for {looked}). Get {HOME} and unpack it there.")
+            raise DataError(f"{path}: ADE20K not found (looked for {looked}). Download {HOME} and unpack it there.")
         self.root = root
         for split, folder in FOLDERS.items():
             self._pair(split, root / "images" / folder, root / "annotations" / folder)
@@ -42,7 +42,7 @@ class Ade20k(PictureFiles):
     def _pair(self, split: Split, image_folder: Path, mask_folder: Path) -> None:
         for folder in (image_folder, mask_folder):
             if not folder.is_dir():
-                raise DataError(f"{folder}: no such folder. It comes with {HOME}")
+                raise DataError(f"{folder}: no such folder. It is part of {HOME}")
         images, doubled_images = find_by_id(image_folder, PICTURE_SUFFIXES)
         masks, doubled_masks = find_by_id(mask_folder, PICTURE_SUFFIXES)
         self._problems += doubled_images + doubled_masks

@@ -1,4 +1,4 @@
-"""What a data set holds and what is wrong with it. One broken file is a line in the list, never the end."""
+"""The contents and problems of a data set. A broken file is one entry in the list of problems and stops nothing."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ClassCount:
 
 
 @dataclass(frozen=True)
-class Holdings:
-    """What a data set holds."""
+class Contents:
+    """What a data set contains."""
 
     name: str
     images: dict[Split, int]
@@ -45,8 +45,8 @@ class Holdings:
         return asdict(self)
 
 
-def take_stock(source: Source, progress: Progress | None = None) -> tuple[Holdings, dict[Split, ClassIndex]]:
-    """Read every mask and every image of a data set; return what it holds, all problems, and the class indexes."""
+def audit(source: Source, progress: Progress | None = None) -> tuple[Contents, dict[Split, ClassIndex]]:
+    """Read every mask and every image of a data set; return its contents, with all problems, and the class indexes."""
     problems = list(source.problems())
     indexes: dict[Split, ClassIndex] = {}
     for split in SPLITS:
@@ -67,7 +67,7 @@ def take_stock(source: Source, progress: Progress | None = None) -> tuple[Holdin
     void = {s: int(i.pixels[:, VOID].sum()) / max(1, int(i.pixels.sum())) for s, i in indexes.items()}
     images = {s: len(i.ids) for s, i in indexes.items()}
     sizes = {s: _sizes(i) for s, i in indexes.items()}
-    return Holdings(source.name, images, counts, void, sizes, tuple(problems)), indexes
+    return Contents(source.name, images, counts, void, sizes, tuple(problems)), indexes
 
 
 def _label_problems(source: Source, index: ClassIndex) -> Iterator[Problem]:
@@ -81,18 +81,20 @@ def _label_problems(source: Source, index: ClassIndex) -> Iterator[Problem]:
     for row in np.flatnonzero(readable & ~labelled):
         void = int(index.pixels[row, VOID])
         hint = (
-            f'; {void} pixels are {VOID}, void: if that is your object, say so in dataset.toml: values = {{255 = "…"}}'
+            f'; {void} pixels are {VOID} (void). If {VOID} is a class, add to dataset.toml: values = {{255 = "…"}}'
             if void
             else ""
         )
-        yield Problem(source.file(index.ids[row], "mask"), "empty mask", f"no class in it; no step will use it{hint}")
+        yield Problem(
+            source.file(index.ids[row], "mask"), "empty mask", f"contains no class; no step will use it{hint}"
+        )
     for row in np.flatnonzero(index.digests.any(axis=1)):
         try:
             start = source.mask_content(index.ids[row])[:3]
         except (OSError, DataError):
-            continue  # it was readable a moment ago; whoever uses it next will say so
+            continue  # it was readable a moment ago; the next read reports it
         if start in LOSSY:
-            detail = f"{LOSSY[start]} changes label values at every edge; save masks as PNG"
+            detail = f"{LOSSY[start]} changes label values near edges; save masks as PNG"
             yield Problem(source.file(index.ids[row], "mask"), f"saved as {LOSSY[start]}", detail)
 
 
@@ -119,11 +121,11 @@ def _class_problems(source: Source, indexes: dict[Split, ClassIndex]) -> Iterato
             for c in range(1, len(source.classes)):
                 if not index.pixels[:, c].any():
                     name = f"class {c} ({source.classes[c]})"
-                    yield Problem(source.name, "class without images", f"{name} is in no {split} image")
+                    yield Problem(source.name, "class without images", f"{name} occurs in no {split} image")
 
 
 def _sizes(index: ClassIndex) -> dict[str, str]:
-    """Smallest, median and largest image by area, as "width×height", and how many different sizes there are."""
+    """Smallest, median and largest image by area, as "width×height", and the number of different sizes."""
     sizes = index.sizes[index.sizes.any(axis=1)].tolist()
     if not sizes:
         return {}
@@ -135,17 +137,17 @@ def _sizes(index: ClassIndex) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What the training images of a step really hold, by their raw labels."""
+    """What the training images of a step contain, by their raw labels."""
 
     step: int
     train: int
     with_old: int  # images with a pixel of an old class (background aside)
     with_future: int  # images with a pixel of a class of a later step
-    seen_before: int  # images that an earlier step had too
+    seen_before: int  # images that an earlier step also used
 
 
 def step_facts(scenario: Scenario, train: ClassIndex) -> list[StepFacts]:
-    """Count, step by step, which of the rules of the protocols the images keep."""
+    """Count, for each step, the images with old classes, with future classes, and those used before."""
     row_of = {id: row for row, id in enumerate(train.ids)}
     seen: set[str] = set()
     facts = []
@@ -161,37 +163,39 @@ def step_facts(scenario: Scenario, train: ClassIndex) -> list[StepFacts]:
     return facts
 
 
-def obeyed(scenario: Scenario, facts: Sequence[StepFacts]) -> str:
-    """Which protocol the images really obey, in a sentence or two."""
+def protocol_summary(scenario: Scenario, facts: Sequence[StepFacts]) -> str:
+    """Which rules of the protocols the images follow, in a sentence or two."""
     if len(facts) == 1:
-        return "One step only: every protocol is the same."
+        return "There is only one step, so all protocols are the same."
     times = Counter(id for step in scenario.steps for id in step.train_ids)
     again = sum(count > 1 for count in times.values())
     future, sequential = sum(f.with_future for f in facts), scenario.spec.protocol == "sequential"
     if again:
         kind = f"{again} of the {len(times)} training images are used in more than one step"
-        kind += f"; {_uses(future)} a class of a later step, which counts as background there" if future else ""
+        kind += f"; {_uses(future)} a class of a later step, which is labelled as background there" if future else ""
     elif future:
-        kind = f"No image is used twice, but {_uses(future)} a class of a later step, which counts as background there"
+        kind = f"No image is used twice, but {_uses(future)} a class of a later step, which is labelled as background"
     else:
-        kind = "No image is used twice, and none holds a class of a later step"
+        kind = "No image is used twice, and none contains a class of a later step"
     later = [f for f in facts if f.step > 0]
     old, of = sum(f.with_old for f in later), sum(f.train for f in later)
     if not old:
-        labels = "No image of a later step holds an old class, so all protocols label these images alike."
+        labels = "No image of a later step contains an old class, so all protocols give the same labels."
     elif sequential:
-        labels = f"In the later steps, {old} of {of} images hold old classes, whose labels sequential training keeps."
+        labels = (
+            f"In the later steps, {old} of {of} images contain old classes, whose labels sequential training keeps."
+        )
     else:
-        labels = f"In the later steps, {old} of {of} images hold old classes, which count as background there."
+        labels = f"In the later steps, {old} of {of} images contain old classes, which are labelled as background."
     return f"{kind}. {labels}"
 
 
 def _uses(count: int) -> str:
-    return "1 time an image holds" if count == 1 else f"{count} times an image holds"
+    return f"in {quantity(count, 'case')} an image contains"
 
 
 def better_order(scenario: Scenario, train: ClassIndex) -> str | None:
-    """Where a step has no image: a specification in whose order of classes all have some, if one is found."""
+    """If a step has no image: a specification with a class order in which every step has some, if one is found."""
     protocol = scenario.spec.protocol
     if protocol == "overlapped" or all(step.train_ids for step in scenario.steps) or len(scenario.steps) < 2:
         return None

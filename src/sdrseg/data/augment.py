@@ -1,10 +1,9 @@
 """Views: which pixels of an image an output shows. Augmentation and evaluation transforms are all views.
 
 Along each axis the source pixels [low, high) are resized to `size` pixels, and output pixel i shows resized pixel
-i + offset, or padding where there is none. Choosing a view (`scale_crop`, `rrc`, `crop512`, `full_image`) is apart
-from carrying it out, which happens one image at a time with torchvision (`show`) or in batches on a device
-(`cache.py`); both give the same pixels. Masks are resampled to the nearest pixel as Pillow does, images bilinearly with
-antialiasing.
+i + offset, or padding where there is none. Choosing a view (`scale_crop`, `rrc`, `crop512`, `full_image`) is separate
+from applying it: to one image with torchvision (`show`), or to a batch on a device (`cache.py`). Both give the same
+pixels. Masks are resampled to the nearest pixel as in Pillow, images bilinearly with antialiasing.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ class Axis:
 
     @property
     def nearest(self) -> NDArray[np.int32]:
-        """The source pixel of the label of each pixel of that part: the one Pillow's NEAREST takes. Its centres are
-        running sums in float64, which decides ties."""
+        """The source pixel for the label of each pixel of that part, as in Pillow's NEAREST: its centres are running
+        sums in float64, which decides ties."""
         step = (self.high - self.low) / self.size
         centres = np.full(self.size, step)
         centres[0] = step / 2
@@ -60,7 +59,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class View:
-    """Rows, columns, and whether left and right are swapped at the end."""
+    """Rows, columns, and whether the result is flipped horizontally."""
 
     rows: Axis
     columns: Axis
@@ -81,10 +80,10 @@ def scale_crop(size: tuple[int, int], crop: int, scale: tuple[float, float], dra
 
 
 def rrc(size: tuple[int, int], crop: int, scale: tuple[float, float], draw: random.Random) -> View:
-    """What MiB, SDR and PLOP really ran: torchvision's RandomResizedCrop with areas of 0.5 to 2 times the image.
+    """What the code of MiB, SDR and PLOP uses: torchvision's RandomResizedCrop with areas of 0.5 to 2 times the image.
 
     An area above 1 never fits, so the crop covers 50 to 100 % of the image; after ten attempts the whole image is
-    taken, cut to an aspect between 3:4 and 4:3. The crop is stretched to the square.
+    used, cropped to an aspect ratio between 3:4 and 4:3. The crop is resized to a square.
     """
     height, width = size
     for _ in range(ATTEMPTS):
@@ -105,7 +104,7 @@ AUGMENTATIONS = {"scale_crop": scale_crop, "rrc": rrc}
 
 
 def crop512(size: tuple[int, int], crop: int = 512) -> View:
-    """The paper's evaluation: the shorter side to 512, then the centre 512×512."""
+    """The paper's evaluation: resize the shorter side to 512, then take the centre 512×512."""
     short = min(size)
 
     def axis(length: int) -> Axis:
@@ -128,8 +127,8 @@ EVALUATIONS = {"crop512": crop512, "full_image": full_image}
 
 
 def show(view: View, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Carry out a view on one image (3, H, W) uint8 and its mask (H, W) uint8. Padding is FILL and void."""
-    picture: Tensor = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # channels-last: resized fastest
+    """Apply a view to one image (3, H, W) uint8 and its mask (H, W) uint8. Padding is FILL and void."""
+    picture: Tensor = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # channels-last, the fastest to resize
     rows, columns = view.rows, view.columns
     if (rows.low, rows.high, columns.low, columns.high) != (0, image.shape[-2], 0, image.shape[-1]):
         picture = F.crop(picture, rows.low, columns.low, rows.high - rows.low, columns.high - columns.low)
@@ -148,10 +147,10 @@ def show(view: View, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _framed(picture: Tensor, rows: Axis, columns: Axis) -> Tensor:
-    """The shown part of a picture with FILL around it. Unlike F.pad this keeps it channels-last, as batches are."""
+    """The shown part of a picture with FILL around it. Unlike F.pad, this keeps the channels-last format of batches."""
     (top, bottom), (left, right) = rows.shown, columns.shown
     row = torch.tensor(FILL, dtype=torch.uint8).repeat(columns.out, 1)
-    canvas = row.repeat(rows.out, 1, 1)  # whole rows are copied far faster than single colours
+    canvas = row.repeat(rows.out, 1, 1)  # copying whole rows is much faster than single colours
     canvas[top:bottom, left:right] = picture.permute(1, 2, 0)
     return canvas.permute(2, 0, 1)
 
@@ -175,9 +174,9 @@ def normalise(images: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _constants(device: torch.device, width: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation (3, 1, width), made once: sending them to a GPU each time would make the host wait.
+    """Mean and standard deviation (3, 1, width), made once: copying them to a GPU each time would block the host.
 
-    As wide as the images, so that in channels-last memory a whole row is one run and not each pixel by itself.
+    As wide as the images, so that channels-last memory is processed by rows and not by single pixels.
     """
     mean, std = (torch.tensor(v).repeat(width, 1).T[:, None].to(device) for v in (MEAN, STD))
     return mean, std
@@ -188,5 +187,5 @@ def _uniform(draw: random.Random, low: float, high: float) -> float:
 
 
 def _integer(draw: random.Random, low: int, high: int) -> int:
-    """Uniform in low..high. Built on random() alone, the one method whose stream is fixed for all Python versions."""
+    """Uniform in low..high. Uses only random(), the one method with the same stream in all Python versions."""
     return low + int(draw.random() * (high - low + 1))

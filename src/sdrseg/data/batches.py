@@ -1,7 +1,7 @@
-"""Batches of images and labels for training and evaluation, decoded by worker processes or shown from a cache.
+"""Batches of images and labels for training and evaluation, decoded by worker processes or taken from a cache.
 
-Everything random about a training image follows from (seed, epoch, id) alone: the same seed gives the same pixels
-whatever the number of workers or processes, and a restored position continues exactly where it was.
+Everything random about a training image depends on (seed, epoch, id) only: the same seed gives the same pixels for any
+number of workers or processes, and a restored position continues exactly.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Batch:
     ids: tuple[str, ...]
     epoch: int = 0
     bad: tuple[str, ...] = ()
-    """Images that could not be read: all padding, so that no loss sees them."""
+    """Images that could not be read. They are all padding, so they add nothing to any loss."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         tensors = {name: function(getattr(self, name)) for name in ("images", "labels", "padding")}
         return replace(self, **tensors)  # type: ignore[arg-type]
 
     def split(self, parts: int) -> list[Batch]:
-        """The batch in so many parts of (nearly) equal size."""
+        """The batch in `parts` parts of (nearly) equal size."""
         if parts == 1:
             return [self]
         cuts = [len(self.ids) * part // parts for part in range(parts + 1)]
@@ -82,7 +82,7 @@ class Augmented:
         return AUGMENTATIONS[data.augment](size, data.crop, data.scale, draw)
 
     def recoloured(self, images: Tensor, outside: Tensor, keys: Sequence[Key], ids: Sequence[str]) -> Tensor:
-        """A batch of views with the colours of its epoch."""
+        """A batch of views after colour augmentation."""
         strength, seed = self.config.data.colour, self.config.train.seed
         if strength == 0:
             return images
@@ -92,7 +92,7 @@ class Augmented:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The one view by which an image is scored."""
+    """The view on which an image is scored."""
 
     config: Config
 
@@ -100,7 +100,7 @@ class Evaluated:
         return EVALUATIONS[self.config.eval.transform](size)
 
     def recoloured(self, images: Tensor, outside: Tensor, keys: Sequence[Key], ids: Sequence[str]) -> Tensor:
-        """Colours are scored as they are."""
+        """Evaluation does not change colours."""
         return images
 
 
@@ -110,7 +110,7 @@ Chooser = Augmented | Evaluated
 class Decoded(Dataset[Any]):
     """Views of images that are decoded from the source each time.
 
-    An image that cannot be read is an error, or, with `skip_bad`, a view of nothing but padding.
+    An image that cannot be read is an error or, with `skip_bad`, all padding.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Decoded(Dataset[Any]):
         self.table = torch.tensor(table)
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch | DataError:
-        """A whole batch; the error of an unreadable picture is handed back, to be raised in the main process."""
+        """A whole batch. The error of an unreadable picture is returned, to be raised in the main process."""
         try:
             return self.batch(keys)
         except DataError as error:
@@ -152,7 +152,7 @@ class Decoded(Dataset[Any]):
 
 
 class Cached:
-    """Views of images that a cache holds."""
+    """Views of cached images."""
 
     def __init__(self, cache: PixelCache, ids: Sequence[str], table: NDArray[np.uint8], choose: Chooser):
         self.cache, self.ids, self.choose = cache, ids, choose
@@ -167,13 +167,13 @@ class Cached:
 
 
 def relabel(masks: Tensor, outside: Tensor, table: Tensor) -> Tensor:
-    """Raw labels to channels by a 256-entry table; padding stays 255 whatever the table makes of void."""
+    """Map raw labels to channels with a 256-entry table; padding stays 255 even if the table maps void to a channel."""
     labels = table.index_select(0, masks.flatten().int()).view_as(masks)
     return torch.maximum(labels, outside.to(torch.uint8) * VOID)
 
 
 class Batches:
-    """Iterate over the batches of an order from its position on; the position follows what was handed out."""
+    """Iterate over the batches of an order from its position, which advances with each batch."""
 
     def __init__(self, samples: Decoded | Cached, order: TrainOrder | EvalOrder, workers: int = 0, pin: bool = False):
         self.samples, self.order, self.workers, self.pin = samples, order, workers, pin
@@ -196,9 +196,9 @@ class Batches:
             DataLoader(
                 self.samples,
                 batch_sampler=self.order,
-                collate_fn=_as_it_is,
+                collate_fn=_identity,
                 num_workers=min(self.workers, len(self.order)),
-                generator=torch.Generator(),  # nothing is drawn from the random numbers of the training
+                generator=torch.Generator(),  # leaves the random numbers of training untouched
                 pin_memory=self.pin,
                 worker_init_fn=end_with_parent(),
             )
@@ -207,7 +207,7 @@ class Batches:
 
 @contextmanager
 def trained_on() -> Iterator[None]:
-    """An image that cannot be read and is trained on stops the run: say also how it can go on."""
+    """If a training image cannot be read, add to the error how to resume the run."""
     try:
         yield
     except DataError as error:
@@ -236,7 +236,7 @@ def survey_batches(
     share: Share,
     cache: PixelCache | None = None,
 ) -> Batches:
-    """Every training image once, in its view of the first epoch."""
+    """Every training image once, with its view of the first epoch."""
     order = EvalOrder([None] * len(ids), max(1, config.train.batch_size // share.world), share)
     return _batches(source, ids, table, Augmented(config), order, config, cache)
 
@@ -275,14 +275,14 @@ def _batches(
 ) -> Batches:
     if cache is not None:
         return Batches(Cached(cache, ids, table, choose), order)
-    skip = config.run.on_bad_image == "skip" and isinstance(choose, Augmented)  # what is scored is never skipped
+    skip = config.run.on_bad_image == "skip" and isinstance(choose, Augmented)  # test images are never skipped
     return Batches(Decoded(source, ids, table, choose, skip), order, workers(config), torch.cuda.is_available())
 
 
 def workers(config: Config) -> int:
-    """How many processes decode images: as many as there are cores this process may use, at most 16."""
+    """How many processes decode images: one per core that this process may use, at most 16."""
     return min(16, max(1, round(cores()))) if config.data.workers < 0 else config.data.workers
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

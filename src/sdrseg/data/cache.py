@@ -1,7 +1,7 @@
-"""Decoded images and masks kept in RAM or on the GPU, and views carried out there for a whole batch at once.
+"""Decoded images and masks in RAM or on the GPU, and views applied there.
 
-Images differ in size, so all pixels lie in one long row of 4-byte words: red, green, blue, label. On a GPU
-kernels/views.py makes a batch of them, on a CPU torchvision one image after the other.
+Images differ in size, so all pixels are stored in one flat array of 4-byte words: red, green, blue, label. On a GPU
+kernels/views.py applies the views of a whole batch, on a CPU torchvision those of one image after the other.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from sdrseg.kernels.views import show as show_views
 from sdrseg.labels import VOID
 
 Size = tuple[int, int]  # height, width
-WORD = 4  # bytes a pixel
+WORD = 4  # bytes per pixel
 STAGE = 2**28
-"""Bytes that are collected in RAM before they are kept: few large copies to a GPU, whatever one costs there."""
+"""Bytes that are collected in RAM before they are copied: a few large copies to a GPU instead of many small ones."""
 HEADROOM = 0.5
-"""The share of free memory a cache may take: training needs the rest."""
+"""The share of free memory that a cache may use; training needs the rest."""
 
 
 class PixelCache:
-    """Images and masks, decoded, on one device. `sizes`: (height, width) by id; `store` fills it."""
+    """Decoded images and masks on one device. `sizes`: (height, width) by id; `store` fills the cache."""
 
     def __init__(self, sizes: Mapping[str, Size], device: Any = "cpu"):
         self.device = torch.device(device)
@@ -42,21 +42,21 @@ class PixelCache:
         self._pixels = torch.empty(self._first[-1], WORD, dtype=torch.uint8, device=self.device)
 
     def store(self, id: str, image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> None:
-        """Keep an image (H, W, 3) and its mask (H, W). Several threads may do so at a time."""
+        """Store an image (H, W, 3) and its mask (H, W). Several threads may call this at the same time."""
         if image.shape[:2] != self.sizes[id] or mask.shape != self.sizes[id]:
             found = f"{image.shape[:2]} with a mask of {mask.shape}"
             raise DataError(
-                f"{id}: {found}, not {self.sizes[id]} as indexed. The files changed meanwhile; run it again."
+                f"{id}: {found}, not {self.sizes[id]} as indexed. The files have changed since; run the command again."
             )
         words = np.dstack([image, mask]).reshape(-1, WORD)
         place = self._of(id)
-        if place.is_cpu:  # not by torch, which would start threads of its own in each of our threads
+        if place.is_cpu:  # not torch, which would start more threads in each of our threads
             np.copyto(place.numpy(), words)
         else:
             place.copy_(torch.from_numpy(words))
 
     def take(self, part: PixelCache) -> None:
-        """Keep all that another cache holds, whose images follow each other here too."""
+        """Copy all pixels of another cache, whose images are consecutive in this one."""
         first = self._first[self._row[next(iter(part.sizes))]]
         self._pixels[first : first + len(part._pixels)].copy_(part._pixels)
 
@@ -76,13 +76,13 @@ class PixelCache:
         return self.show_together(ids, views)
 
     def show_each(self, ids: Sequence[str], views: Sequence[View]) -> tuple[Tensor, Tensor, Tensor]:
-        """One image after the other with torchvision: the faster way on a CPU."""
+        """One image after the other with torchvision, which is faster on a CPU."""
         shown = [show(view, *self._picture(id)) for id, view in zip(ids, views, strict=True)]
         images = torch.stack([image.permute(1, 2, 0) for image, _ in shown]).permute(0, 3, 1, 2)
         return images, torch.stack([mask for _, mask in shown]), torch.stack([padding(view) for view in views])
 
     def show_together(self, ids: Sequence[str], views: Sequence[View]) -> tuple[Tensor, Tensor, Tensor]:
-        """The whole batch at once: the faster way on a GPU."""
+        """The whole batch at once, which is faster on a GPU."""
         numbers = []
         for id, view in zip(ids, views, strict=True):
             rows, columns = ((a.low, a.high, a.size, a.offset) for a in (view.rows, view.columns))
@@ -100,7 +100,7 @@ class PixelCache:
 
 
 def _label_sources(axes: Sequence[Axis]) -> Tensor:
-    """(B, out) int32: the source pixel of the labels of each view, before flipping; 0 for padding."""
+    """(B, out) int32: the source pixels of the labels of each view, before flipping; 0 for padding."""
     table = np.zeros((len(axes), axes[0].out), np.int32)
     for row, axis in zip(table, axes, strict=True):
         row[slice(*axis.shown)] = axis.nearest
@@ -110,7 +110,7 @@ def _label_sources(axes: Sequence[Axis]) -> Tensor:
 def build_cache(
     source: Source, sizes: Mapping[str, Size], device: Any, threads: int, progress: Progress | None = None
 ) -> PixelCache:
-    """Decode the images of `sizes` (by id) in several threads and keep them on `device`."""
+    """Decode the images in `sizes` with several threads and store them on `device`."""
     cache = PixelCache(sizes, device)
     done = 0
     with ThreadPoolExecutor(max(1, threads)) as pool:
@@ -128,7 +128,7 @@ def build_cache(
 
 
 def _stages(sizes: Mapping[str, Size]) -> Iterator[dict[str, Size]]:
-    """Images one after the other, in groups of about STAGE bytes."""
+    """The images in order, in groups of about STAGE bytes."""
     some: dict[str, Size] = {}
     held = 0
     for id, (height, width) in sizes.items():
@@ -142,7 +142,7 @@ def _stages(sizes: Mapping[str, Size]) -> Iterator[dict[str, Size]]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device; 0 where this is unknown (images are then decoded each time)."""
+    """Free bytes on a device; 0 if unknown (images are then decoded each time)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -158,26 +158,27 @@ def free_memory(device: torch.device) -> int:
 
 
 def cache_device(
-    wish: str, sizes: Iterable[Size], device: Any, free: Callable[[torch.device], int] = free_memory
+    setting: str, sizes: Iterable[Size], device: Any, free: Callable[[torch.device], int] = free_memory
 ) -> torch.device | None:
-    """Where to keep the decoded images for training on `device`: that GPU, the CPU, or None (not at all).
+    """Where to keep decoded images for training on `device`: on that GPU, in RAM, or None (nowhere).
 
-    `wish` is data.cache: "auto" takes the nearest place where they fit; "gpu" and "ram" are refused where they do not.
+    `setting` is data.cache: "auto" takes the GPU if they fit, else RAM if they fit; "gpu" and "ram" raise an error if
+    they do not.
     """
     needed = sum(height * width for height, width in sizes) * WORD
     device = torch.device(device)
     places: dict[str, torch.device] = {"gpu": device, "ram": torch.device("cpu")}
-    if wish == "off":
+    if setting == "off":
         return None
-    if wish == "gpu" and device.type == "cpu":
+    if setting == "gpu" and device.type == "cpu":
         raise SdrsegError("data.cache = 'gpu', but there is no GPU to train on. Use 'ram' or 'auto'.")
-    tried: list[torch.device] = list(places.values()) if wish == "auto" else [places[wish]]
+    tried: list[torch.device] = list(places.values()) if setting == "auto" else [places[setting]]
     for place in tried:
         if needed <= HEADROOM * free(place):
             return place
-    if wish == "auto":
+    if setting == "auto":
         return None
     raise SdrsegError(
-        f"data.cache = {wish!r} needs {needed / 2**30:.1f} GiB on {places[wish]}, which has "
-        f"{free(places[wish]) / 2**30:.1f} GiB free (half of it may be used). Use data.cache=auto or off."
+        f"data.cache = {setting!r} needs {needed / 2**30:.1f} GiB on {places[setting]}, which has "
+        f"{free(places[setting]) / 2**30:.1f} GiB free (the cache may use half). Use data.cache=auto or off."
     )

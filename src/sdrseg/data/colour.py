@@ -1,4 +1,4 @@
-"""Colour augmentation: brightness, contrast and saturation of each image by factors of its own."""
+"""Colour augmentation: random factors for the brightness, contrast and saturation of each image."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import random
 import torch
 from torch import Tensor
 
-GREY = (0.299, 0.587, 0.114)  # of red, green and blue, as Pillow converts to grey
+GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue in Pillow's grey
 
 
 def colour_factors(seed: int, epoch: int, id: str, strength: float) -> tuple[float, float, float]:
-    """Of brightness, contrast and saturation: they follow from seed, epoch and id alone."""
+    """Factors for brightness, contrast and saturation; they depend only on seed, epoch and id."""
     draw = random.Random(f"colour {seed} {epoch} {id}")
     return tuple(1 + strength * (2 * draw.random() - 1) for _ in range(3))  # type: ignore[return-value]
 
 
 def recolour(images: Tensor, outside: Tensor, factors: Tensor) -> Tensor:
-    """Images (B, 3, H, W) uint8 by factors (B, 3) of brightness, contrast and saturation; padding stays as it is.
+    """Apply factors (B, 3) of brightness, contrast and saturation to images (B, 3, H, W) uint8; padding stays.
 
-    Saturation goes away from the grey of each pixel, contrast away from the mean grey of the image.
+    Saturation scales the distance from the grey of each pixel, contrast that from the mean grey of the image.
     """
     brightness, contrast, saturation = factors.to(images.device, torch.float32).T[..., None, None, None]
     x = images.float()

@@ -1,4 +1,4 @@
-"""`sdrseg convert`: own data of any format as images/, masks/ and dataset.toml."""
+"""`sdrseg convert`: converts own data of any format to images/, masks/ and dataset.toml."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sdrseg.config import Config
 from sdrseg.data import open_source
 from sdrseg.data.folder.splits import SPLITS
 from sdrseg.data.source import Problem, Progress, Source
-from sdrseg.errors import DataError, SdrsegError
+from sdrseg.errors import DataError, SdrsegError, quantity
 from sdrseg.files import require_writable
 from sdrseg.labels import VOID
 from sdrseg.terminal import console, print_json, print_table, progress
 
 
 def convert_data(path: Path, out: Path, json: bool) -> int:
-    """Convert a folder and say what was done; return the number of problems."""
+    """Convert a folder and print a summary; return the number of problems."""
     if os.path.lexists(out):
-        raise SdrsegError(f"{out} exists. Name a new folder.")
-    require_writable(out, "Name another folder.", folder=True)
+        raise SdrsegError(f"{out} already exists. Choose a new folder.")
+    require_writable(out, "Choose another folder.", folder=True)
     source = open_source("folder", path, Config())
     with progress(f"converting {path}") as report:
         facts, problems = convert(source, out, report)
@@ -39,14 +39,16 @@ def convert_data(path: Path, out: Path, json: bool) -> int:
         said.print(note, soft_wrap=True)
     if problems:
         print_table(
-            f"{len(problems):,} problems", ["kind", "file", "detail"], [[p.kind, p.file, p.detail] for p in problems]
+            quantity(len(problems), "problem"),
+            ["kind", "file", "detail"],
+            [[p.kind, p.file, p.detail] for p in problems],
         )
     said.print(f"{out}: {facts['train']:,} train and {facts['val']:,} val images.", soft_wrap=True)
     return len(problems)
 
 
 def convert(source: Source, out: Path, report: Progress | None = None) -> tuple[dict[str, Any], list[Problem]]:
-    """Write a data set as a new folder, which takes its name when it is complete; what cannot be read is left out."""
+    """Write a data set to a new folder, under a temporary name until it is complete. Unreadable images are left out."""
     partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     problems = list(source.problems())
     counts: dict[str, int] = dict.fromkeys(SPLITS, 0)
@@ -62,7 +64,7 @@ def convert(source: Source, out: Path, report: Progress | None = None) -> tuple[
                 if report is not None:
                     report(sum(counts.values()), total)
         if not counts["train"]:
-            raise DataError(f"{out}: no training image could be converted; the first problem: {problems[0]}")
+            raise DataError(f"{out}: no training image could be converted. First problem: {problems[0]}")
         (partial / "dataset.toml").write_text(_settings(source, counts["val"]), encoding="utf-8")
         partial.rename(out)
     except OSError as error:
@@ -74,16 +76,16 @@ def convert(source: Source, out: Path, report: Progress | None = None) -> tuple[
 
 
 def _write_pair(source: Source, id: str, root: Path, split: str) -> None:
-    """Copy an image, and write its mask: the value is the position of the class in dataset.toml."""
+    """Copy an image and write its mask, whose values are the positions of the classes in dataset.toml."""
     image, mask = source.pair(id)
     name = id.split("/", 1)[-1] if id.split("/", 1)[0] in ("train", "val", "test") else id
-    if not source.has_background:  # class 0 is ours and occurs in no mask
+    if not source.has_background:  # class 0 was added by us and occurs in no mask
         mask = mask.copy()
         mask[mask != VOID] -= 1
     places = [root / kind / split / name for kind in ("images", "masks")]
     for place in places:
         if not place.resolve().is_relative_to(root.resolve()):
-            raise DataError(f"{id!r} leads out of the folder; rename it.")
+            raise DataError(f"{id!r} points outside the folder; rename it.")
         place.parent.mkdir(parents=True, exist_ok=True)
     file = Path(source.file(id, "image"))
     if file.is_file():
@@ -96,7 +98,7 @@ def _write_pair(source: Source, id: str, root: Path, split: str) -> None:
 
 
 def _settings(source: Source, held_out: int) -> str:
-    """The dataset.toml of the new folder."""
+    """The contents of dataset.toml in the new folder."""
     names = source.classes if source.has_background else source.classes[1:]
     background = source.classes[0] if source.has_background else "none"
     lines = [f"classes = {_toml(list(names))}", f"background = {_toml(background)}"]

@@ -1,4 +1,4 @@
-"""`sdrseg data`: what a data set holds, what each step of a scenario sees, and every problem in it."""
+"""`sdrseg data`: the contents of a data set, the images of each step of a scenario, and every problem."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from sdrseg.config import Config, load_config
 from sdrseg.data import open_source, read_spec
-from sdrseg.data.audit import Holdings, StepFacts, better_order, obeyed, step_facts, take_stock
+from sdrseg.data.audit import Contents, StepFacts, audit, better_order, protocol_summary, step_facts
 from sdrseg.data.picture import check_may_write, save_grid
 from sdrseg.data.source import Source
 from sdrseg.errors import quantity
@@ -18,9 +18,9 @@ from sdrseg.scenario import SOURCES, Scenario, Spec, build_scenario, class_lists
 from sdrseg.terminal import console, print_json, print_table, progress
 
 COLUMNS = (
-    "train: images that the step trains on; with old, with future: those of them that hold a class of an earlier or of "
-    "a later step; seen before: those that an earlier step had, too; val: validation images with a new class; test: "
-    "with any class so far."
+    "train: training images of the step; with old, with future: those with a class of an earlier or a later step; seen "
+    "before: those that an earlier step also used; val: validation images with a new class; test: those with any class "
+    "so far."
 )
 
 
@@ -32,13 +32,14 @@ def inspect_data(
     settings: Mapping[str, Any],
     json: bool,
 ) -> int:
-    """Print what a data set (and a scenario on it) holds, save a picture if asked to; return the number of problems."""
+    """Print the contents of a data set and the steps of a scenario, optionally save a picture; return the number of
+    problems."""
     found = _look(spec_text, path, picture, config_file, settings)
     if json:
         print_json(found.to_dict())
     else:
         _print(found)
-    return len(found.holdings.problems)
+    return len(found.contents.problems)
 
 
 def data_facts(
@@ -49,7 +50,7 @@ def data_facts(
     config_file: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What `sdrseg data --json` prints: what a data set holds, what each step sees, and every problem."""
+    """What `sdrseg data --json` prints: the contents of a data set, the images of each step, and every problem."""
     folder, image, file = (None if path is None else Path(path) for path in (data, picture, config_file))
     return _look(spec, folder, image, file, settings or {}).to_dict()
 
@@ -58,7 +59,7 @@ def data_facts(
 class _Found:
     spec: Spec
     config: Config
-    holdings: Holdings
+    contents: Contents
     source: Source
     scenario: Scenario | None
     facts: list[StepFacts]
@@ -66,10 +67,10 @@ class _Found:
     picture: Path | None
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """The values for JSON."""
         source, scenario, file = self.source, self.scenario, self.picture
         result: dict[str, Any] = {"spec": str(self.spec), "picture": None if file is None else str(file)}
-        result |= self.holdings.to_dict()
+        result |= self.contents.to_dict()
         result |= {"format": source.format, "split_by": source.split_by, "notes": source.notes}
         if scenario is not None:
             result["steps"] = [
@@ -78,7 +79,7 @@ class _Found:
                 | {"seen_before": f.seen_before}
                 for s, f in zip(scenario.steps, self.facts, strict=True)
             ]
-            result["obeys"] = obeyed(scenario, self.facts)
+            result["obeys"] = protocol_summary(scenario, self.facts)
             result["better_order"] = self.order
             result["warnings"] = scenario.warnings
         return result | {"config": self.config.to_dict()}
@@ -87,7 +88,7 @@ class _Found:
 def _look(
     spec_text: str, path: Path | None, picture: Path | None, config_file: Path | None, settings: Mapping[str, Any]
 ) -> _Found:
-    with suppress(OSError, ValueError):  # what cannot be a path is a specification
+    with suppress(OSError, ValueError):  # not a valid path: a specification
         if path is None and spec_text not in SOURCES and Path(spec_text).is_dir():
             spec_text, path = "folder", Path(spec_text)
     spec = read_spec(spec_text)
@@ -96,10 +97,10 @@ def _look(
         check_may_write(picture)
     source = open_source(spec.source, path, config)
     if spec.task is not None:
-        # A wrong task is said before thousands of files are read.
+        # Report a wrong task before reading thousands of files.
         class_lists(spec, source.classes, config.data.left_out)
     with progress(f"reading {spec.source}") as report:
-        holdings, indexes = take_stock(source, report)
+        contents, indexes = audit(source, report)
     scenario, facts, order = None, [], None
     if spec.task is not None:
         scenario = build_scenario(spec, source, indexes["train"], indexes["val"], **config.scenario_policy())
@@ -107,18 +108,18 @@ def _look(
         order = better_order(scenario, indexes["train"])
     if picture is not None:
         save_grid(source, scenario, picture)
-    return _Found(spec, config, holdings, source, scenario, facts, order, picture)
+    return _Found(spec, config, contents, source, scenario, facts, order, picture)
 
 
 def _print(found: _Found) -> None:
-    holdings, source, scenario, facts = found.holdings, found.source, found.scenario, found.facts
+    contents, source, scenario, facts = found.contents, found.source, found.scenario, found.facts
     out = console()
-    splits = list(holdings.images)
-    title = f"{holdings.name}: " + ", ".join(f"{holdings.images[s]:,} {s}" for s in splits) + " images"
+    splits = list(contents.images)
+    title = f"{contents.name}: " + ", ".join(f"{contents.images[s]:,} {s}" for s in splits) + " images"
     columns = ["id", "class", *(f"{s} {what}" for s in splits for what in ("images", "pixels", "share"))]
-    total = {s: max(1, sum(c.pixels[s] for c in holdings.classes)) for s in splits}
+    total = {s: max(1, sum(c.pixels[s] for c in contents.classes)) for s in splits}
     rows: list[list[Any]] = []
-    for c in holdings.classes:
+    for c in contents.classes:
         shares = {s: f"{100 * c.pixels[s] / total[s]:.2f} %" for s in splits}
         rows.append([c.id, c.name, *(v for s in splits for v in (c.images[s], c.pixels[s], shares[s]))])
     print_table(title, columns, rows)
@@ -126,10 +127,10 @@ def _print(found: _Found) -> None:
         out.print(f"Recognised: {source.format}. Split by: {source.split_by}.", soft_wrap=True)
     for note in source.notes:
         out.print(note, soft_wrap=True)
-    for split, sizes in holdings.sizes.items():
+    for split, sizes in contents.sizes.items():
         if sizes:
             print_sizes = ", ".join(f"{name} {size}" for name, size in sizes.items() if name != "different")
-            void = f"{100 * holdings.void_share[split]:.2f} % of the pixels are void"
+            void = f"{100 * contents.void_share[split]:.2f} % of the pixels are void"
             out.print(f"{split}: {print_sizes} ({quantity(int(sizes['different']), 'size')}); {void}")
     if scenario is not None:
         columns = ["step", "new classes", "train", "with old", "with future", "seen before", "val", "test"]
@@ -139,24 +140,24 @@ def _print(found: _Found) -> None:
             for s, f in zip(scenario.steps, facts, strict=True)
         ]
         out.print()
-        print_table(f"{scenario.spec}: what each step sees", columns, rows)
+        print_table(f"{scenario.spec}: images of each step", columns, rows)
         out.print(COLUMNS)
-        out.print(obeyed(scenario, facts))
+        out.print(protocol_summary(scenario, facts))
         for warning in scenario.warnings:
             out.print(f"warning: {warning}")
         if found.order is not None:
             out.print(f"In this order every step has images: {found.order}", soft_wrap=True)
         elif any(not fact.train for fact in facts):
-            out.print("No order of the classes was found that gives every step images; @overlapped needs none.")
+            out.print("No class order was found that gives every step images. @overlapped works with any order.")
     out.print()
-    if holdings.problems:
+    if contents.problems:
         print_table(
-            quantity(len(holdings.problems), "problem"),
+            quantity(len(contents.problems), "problem"),
             ["kind", "file", "detail"],
-            [[p.kind, p.file, p.detail] for p in sorted(holdings.problems, key=lambda p: (p.kind, p.file))],
+            [[p.kind, p.file, p.detail] for p in sorted(contents.problems, key=lambda p: (p.kind, p.file))],
         )
     else:
-        out.print("No problems found in any file.")
+        out.print("No problems found.")
     if found.picture is not None:
         out.print(f"Picture grid: {found.picture}", soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""From "voc:15-1@disjoint" to steps. Pure data: no torch, and no files but the published lists in the package."""
+"""From "voc:15-1@disjoint" to steps. Pure data: no torch, and no files except the published lists in the package."""
 
 from sdrseg.scenario.registry import SOURCES, find_source
 from sdrseg.scenario.spec import PROTOCOLS, Spec, class_lists, parse_spec

@@ -1,4 +1,4 @@
-"""Class lists as a specification writes them, 1-15/16,17/tvmonitor, and an order that gives every step images."""
+"""Explicit class lists in a specification, such as 1-15/16,17/tvmonitor, and an order that gives every step images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORD = re.compile(r'\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^",/]*))\s*(?P<end>[,/
 
 
 def words_of(task: str) -> list[list[tuple[str, bool]]] | None:
-    """The words of each step, and whether they stand in double quotes; None if it is not written like that."""
+    """The words of each step, and whether each is in double quotes; None if the text cannot be parsed."""
     steps: list[list[tuple[str, bool]]] = [[]]
     place = 0
     while True:
@@ -35,7 +35,7 @@ def words_of(task: str) -> list[list[tuple[str, bool]]] | None:
 
 
 def written(names: Sequence[str], lists: ClassLists) -> str:
-    """A task with these class lists, by name, as a specification writes it."""
+    """The task of a specification that has these class lists, by name."""
 
     def word(c: int) -> str:
         name = names[c]
@@ -49,7 +49,7 @@ def written(names: Sequence[str], lists: ClassLists) -> str:
 
 
 def explicit(spec: object, task: str, classes: tuple[str, ...]) -> ClassLists:
-    """The ids of the classes that each step names; background opens the first."""
+    """The ids of the classes that each step names; background is the first class of step 0."""
     steps_of_words = words_of(task)
     if steps_of_words is None:
         raise UsageError(f'{spec}: write a name with a comma or a slash in double quotes: "a, b"/c.')
@@ -61,7 +61,7 @@ def explicit(spec: object, task: str, classes: tuple[str, ...]) -> ClassLists:
         for word, quoted in words:
             if word == REST and not quoted and REST not in classes:
                 if rest is not None:
-                    raise UsageError(f"{spec}: {REST} is in step {rest} already.")
+                    raise UsageError(f"{spec}: {REST} is already in step {rest}.")
                 rest = number
             else:
                 ids += _ids(spec, number, word, quoted, classes)
@@ -70,7 +70,7 @@ def explicit(spec: object, task: str, classes: tuple[str, ...]) -> ClassLists:
             raise UsageError(f"{spec}: step {number} has no classes.")
         for c in ids:
             if c in seen:
-                why = "background belongs to the first step" if c == 0 else f"is in step {seen[c]} already"
+                why = "background belongs to the first step" if c == 0 else f"it is already in step {seen[c]}"
                 raise UsageError(f"{spec}: class {c} ({classes[c]}) of step {number}: {why}.")
             seen[c] = number
         steps.append(tuple(ids))
@@ -83,7 +83,7 @@ def explicit(spec: object, task: str, classes: tuple[str, ...]) -> ClassLists:
 
 
 def _ids(spec: object, number: int, word: str, quoted: bool, classes: tuple[str, ...]) -> list[int]:
-    """The classes that a word of a step means: an id, a range of ids, or a name."""
+    """The classes that a word stands for: an id, a range of ids, or a name."""
     named = classes.index(word) if word in classes else None
     span = None if quoted else re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word)
     if span and int(span[2] or span[1]) < len(classes):
@@ -91,8 +91,8 @@ def _ids(spec: object, number: int, word: str, quoted: bool, classes: tuple[str,
         if named is not None and ids != [named]:
             meant = f"class {ids[0]} ({classes[ids[0]]})" if len(ids) == 1 else f"classes {word}"
             raise UsageError(
-                f'{spec}: {word} in step {number} may be {meant} or class {named}, whose name it is. Write "{word}", '
-                f"in double quotes, for the name, or a name for the other."
+                f"{spec}: {word} in step {number} may mean {meant}, or class {named}, which has this name. Write "
+                f'"{word}", in double quotes, for the name, or use names for the other.'
             )
         return ids
     if named is not None:
@@ -103,17 +103,17 @@ def _ids(spec: object, number: int, word: str, quoted: bool, classes: tuple[str,
     alike = [c for c, name in enumerate(classes) if name.lower() == word.lower()]
     if len(alike) > 1 and not quoted:
         names = " or ".join(repr(classes[c]) for c in alike)
-        raise UsageError(f"{spec}: {word!r} in step {number} may be {names}. Write it exactly so.")
+        raise UsageError(f"{spec}: {word!r} in step {number} may mean {names}. Use the exact spelling.")
     if quoted or not alike:
         raise UsageError(f"{spec}: step {number} has no class {word!r}{nearest(word, classes)}")
     return alike
 
 
 def workable_order(present: NDArray[np.bool_], lists: ClassLists, at_least: int = 1) -> ClassLists | None:
-    """The same numbers of classes by step in an order in which every step has images with no class of a later step.
+    """An order, with the same number of classes per step, in which every step has images without later classes.
 
-    From the last step back, always the class that is in the fewest of the images that are left: it takes these away
-    from the earlier steps. None if even so a step gets fewer than `at_least`.
+    Goes backwards from the last step and always takes the class that occurs in the fewest remaining images, because
+    earlier steps lose these images. None if a step still gets fewer than `at_least`.
     """
     classes = [c for step in lists for c in step if c != 0]
     left: NDArray[np.bool_] = np.asarray(present[:, classes].any(axis=1))

@@ -1,4 +1,4 @@
-"""The one registry of data sets; `sdrseg.data.register_source` adds the built-in ones and a user's own alike."""
+"""The registry of data sets; `sdrseg.data.register_source` adds built-in and custom ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sdrseg.errors import UsageError, nearest
 
 
 class DataSetClass(Protocol):
-    """What a data set's class says before any file is opened (see `sdrseg.data.source.Source`)."""
+    """What is known of a data set before any file is opened (see `sdrseg.data.source.Source`)."""
 
     needs_folder: ClassVar[bool]
     own_data: ClassVar[bool]
@@ -19,16 +19,16 @@ class DataSetClass(Protocol):
 
 
 SOURCES: dict[str, type[DataSetClass]] = {}
-"""The classes of data sets by name."""
+"""Data sets by name."""
 
 
 def find_source(name: str) -> type[DataSetClass]:
     """The class of a data set."""
     if name not in SOURCES:
-        import_module("sdrseg.data")  # which registers the built-in ones
+        import_module("sdrseg.data")  # registers the built-in ones
     if name not in SOURCES:
         raise UsageError(
-            f"unknown data set {name!r}{nearest(name, list(SOURCES))} One of your own is named by its file: FILE.py in "
-            f"place of the name, or --source FILE.py for a run."
+            f"unknown data set {name!r}{nearest(name, list(SOURCES))} For a custom data set, write FILE.py instead of "
+            f"the name, or add --source FILE.py to a command that reads a run."
         )
     return SOURCES[name]

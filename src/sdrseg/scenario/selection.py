@@ -9,7 +9,7 @@ from importlib import resources
 import numpy as np
 from numpy.typing import NDArray
 
-from sdrseg.errors import DataError
+from sdrseg.errors import DataError, quantity
 from sdrseg.scenario.spec import draw
 
 Rows = list[NDArray[np.intp]]
@@ -17,12 +17,12 @@ Lists = Sequence[Sequence[int]]
 Presence = NDArray[np.bool_]
 
 NO_STEP = 255
-WISHED_IMAGES = 50
-"""How many images each class should get from the balanced split (MiB's wish, not a filter)."""
+TARGET_IMAGES = 50
+"""How many images per class the balanced split aims for (MiB's target; falling short only gives a warning)."""
 
 
 def overlapped(present: Presence, lists: Lists) -> Rows:
-    """Every image with a new class; images recur, old and future classes may be in them."""
+    """Every image with a new class. An image may be in several steps and may contain old and future classes."""
     return [np.flatnonzero(_has_any(present, new)) for new in lists]
 
 
@@ -36,14 +36,14 @@ def latest(present: Presence, lists: Lists) -> Rows:
 
 
 def random_parts(ids: Sequence[str], present: Presence, classes: Sequence[int], parts: int, seed: int) -> Rows:
-    """All images with any class, in `parts` random parts of equal size (give or take one)."""
+    """All images with any class, in `parts` random parts whose sizes differ by at most one."""
     labelled = np.flatnonzero(_has_any(present, classes))
     shuffled = np.array(sorted(labelled.tolist(), key=lambda row: draw(seed, ids[row])), np.intp)
     return [np.sort(part) for part in np.array_split(shuffled, parts)]
 
 
 def published(data_set: str, task: str, ids: Sequence[str]) -> Rows | None:
-    """The published disjoint lists of ADE20K, or None for a task that has none."""
+    """The published disjoint lists of ADE20K, or None if the task has none."""
     if data_set != "ade20k":
         return None
     with np.load(str(resources.files("sdrseg").joinpath("resources/ade20k_lists.npz"))) as lists:
@@ -55,18 +55,18 @@ def published(data_set: str, task: str, ids: Sequence[str]) -> Rows | None:
     wanted = [[f"ADE_train_{i + 1:08d}" for i in np.flatnonzero(step_of == k)] for k in steps]
     if missing := [id for step in wanted for id in step if id not in row_of]:
         raise DataError(
-            f"ade20k:{task}: {len(missing)} training images of the published lists are not there, {missing[0]} first. "
-            f"Complete images/training and annotations/training (20,210 files each)."
+            f"ade20k:{task}: missing {quantity(len(missing), 'training image')} of the published lists, the first is "
+            f"{missing[0]}. Complete images/training and annotations/training (20,210 files each)."
         )
     return [np.array([row_of[id] for id in step], np.intp) for step in wanted]
 
 
 def balanced(present: Presence, lists: Lists, names: Sequence[str]) -> tuple[Rows, list[str]]:
-    """MiB's greedy pass: every image goes to exactly one step so that each class gets its share of images.
+    """MiB's greedy assignment: every image goes to exactly one step so that each class gets its share of images.
 
-    For each class of the image: score = 120·(1 − given/total) + (Σ totals of the image's classes)/total. The best
-    class decides the step; all classes of the image that belong to that step count one image more. Images are visited
-    grouped by their smallest class id. Old and future classes may be in the images of a step.
+    For each class of the image: score = 120·(1 − given/total) + (Σ totals of the image's classes)/total. The class with
+    the highest score decides the step; the count of each class of the image in that step increases by one. Images are
+    visited by their smallest class id. The images of a step may contain old and future classes.
     """
     step_of_class = {c: k for k, new in enumerate(lists) for c in new if c != 0}
     classes = np.array(sorted(step_of_class))
@@ -85,9 +85,9 @@ def balanced(present: Presence, lists: Lists, names: Sequence[str]) -> tuple[Row
         chosen[step].append(int(image))
     warnings = [
         f"class {c} ({names[c]}) gets {int(got)} of its {int(has)} images in its step; "
-        f"{min(WISHED_IMAGES, int(has))} are wished for"
+        f"{min(TARGET_IMAGES, int(has))} is the target"
         for c, got, has in zip(classes, given, total, strict=True)
-        if got < min(WISHED_IMAGES, has)
+        if got < min(TARGET_IMAGES, has)
     ]
     return [np.array(sorted(rows), np.intp) for rows in chosen], warnings
 

@@ -1,8 +1,8 @@
-"""Specification strings: SOURCE:TASK@PROTOCOL, and the class lists they stand for. TASK is one of
+"""Specification strings, SOURCE:TASK@PROTOCOL, and the class lists they stand for. TASK is one of
 
-15-1            the first 15 classes, then one at a time (the last step takes what is left)
-15-1~7          the same with the class order drawn by seed 7
-19-1b           a published order that no rule gives (see resources/orders.json)
+15-1            the first 15 classes, then one at a time (the last step takes the remaining ones)
+15-1~7          the same, with a random class order (seed 7)
+19-1b           a published order that follows no rule (see resources/orders.json)
 1-15/16,17/rest explicit class lists, ids or names, steps separated by "/"; rest: all classes that no step names
 offline         all classes in one step
 random-5        the random-split study: 5 equal random parts, all classes in each (random-5~1: another seed)
@@ -24,7 +24,7 @@ from sdrseg.scenario.lists import ClassLists, explicit
 LabelProtocol = Literal["sequential", "disjoint", "overlapped"]
 PROTOCOLS: tuple[str, ...] = get_args(LabelProtocol)
 
-# The names that earlier code gave to some tasks.
+# Names of some tasks in earlier code.
 ALIASES = {
     "voc": {"15-5s": "15-1", "10-10s": "10-1", "10-5-5": "10-5"},
     "ade20k": {"50": "50-50", "50b": "50-50b", "50c": "50-50c"},
@@ -40,13 +40,13 @@ TASKS = re.compile(r"\d+-\d+[a-z]?|random-\d+|offline|.*[/,].*", re.DOTALL)
 
 
 def is_task(text: str) -> bool:
-    """Whether it has the form of a task; whether its classes are there, only a data set knows."""
+    """Whether a text has the form of a task. Whether its classes exist depends on the data set."""
     return TASKS.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A specification string, taken apart. `task` and `protocol` are None where only a data set was named."""
+    """A parsed specification. `task` and `protocol` are None if it only names a data set."""
 
     source: str
     task: str | None = None
@@ -60,9 +60,9 @@ class Spec:
 
 
 def parse_spec(text: str) -> Spec:
-    """Take a specification apart; what cannot be understood is named together with the nearest valid word.
+    """Parse a specification; an error names the unknown word and the nearest valid one.
 
-    Whether the data set is known, `find_source` says.
+    Does not check the data set; see `find_source`.
     """
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
@@ -80,15 +80,15 @@ def parse_spec(text: str) -> Spec:
             raise UsageError(f"{text!r}: {task} labels every class in every step, so it takes no protocol @{protocol}.")
         protocol = "sequential"
     elif protocol is None:
-        raise UsageError(f"{text!r} says no protocol. Add one of {', '.join('@' + p for p in PROTOCOLS)}.")
+        raise UsageError(f"{text!r} has no protocol. Add one of {', '.join('@' + p for p in PROTOCOLS)}.")
     seed = None if match["seed"] is None else int(match["seed"])
     return Spec(source, task, seed, protocol)  # type: ignore[arg-type]
 
 
 def class_lists(spec: Spec, classes: tuple[str, ...], left_out: str = "refuse") -> ClassLists:
-    """The raw class ids that arrive at each step; background (0) opens the first.
+    """The raw ids of the new classes of each step; background (0) is the first class of step 0.
 
-    left_out: "refuse" demands a step for every class.
+    left_out: with "refuse", every class must be in a step.
     """
     task, last = spec.task, len(classes) - 1
     published = published_orders().get(spec.source, {})
@@ -96,14 +96,14 @@ def class_lists(spec: Spec, classes: tuple[str, ...], left_out: str = "refuse") 
         raise UsageError(f"{spec} names a data set but no task. Write {spec.source}:TASK@PROTOCOL.")
     rule = re.fullmatch(r"(\d{1,9})-(\d{1,9})", task)
     if spec.seed is not None and not rule and not task.startswith("random-"):
-        raise UsageError(f"{spec}: ~{spec.seed} draws a class order, but {task} has an order of its own. Leave it out.")
+        raise UsageError(f"{spec}: ~{spec.seed} draws a class order, but {task} defines its own. Leave it out.")
     if task in published:
         return published[task]
     if task == "offline":
         return (tuple(range(last + 1)),)
-    if parts := re.fullmatch(r"random-(\d{1,4})", task):  # of more parts most would be empty
+    if parts := re.fullmatch(r"random-(\d{1,4})", task):  # with more parts, most would be empty
         if int(parts[1]) < 2:
-            raise UsageError(f"{spec}: {parts[1]} parts. Ask for 2 or more, or for {spec.source}:offline.")
+            raise UsageError(f"{spec}: {parts[1]} parts are too few. Use 2 or more, or {spec.source}:offline.")
         return (tuple(range(last + 1)), *((),) * (int(parts[1]) - 1))
     if rule:
         first, each = int(rule[1]), int(rule[2])
@@ -122,8 +122,8 @@ def class_lists(spec: Spec, classes: tuple[str, ...], left_out: str = "refuse") 
         missing = [f"{c} ({classes[c]})" for c in range(last + 1) if all(c not in step for step in lists)]
         if missing and left_out == "refuse":
             raise UsageError(
-                f"{spec}: no step has the classes {', '.join(missing)}. Add them to a step (`rest` stands for all of "
-                f"them), or leave them out with --set data.left_out=background or --set data.left_out=ignore."
+                f"{spec}: no step contains {', '.join(missing)}. Add them to a step (`rest` stands for all of them) or "
+                f"leave them out with --set data.left_out=background or --set data.left_out=ignore."
             )
         return lists
     known = [*published, "offline", "random-5", "15-1"]
@@ -135,7 +135,7 @@ def class_lists(spec: Spec, classes: tuple[str, ...], left_out: str = "refuse") 
 
 @cache
 def published_orders() -> dict[str, dict[str, ClassLists]]:
-    """Class lists that no rule gives, by data set and task."""
+    """Class lists that follow no rule, by data set and task."""
     text = resources.files("sdrseg").joinpath("resources/orders.json").read_text()
     return {
         data_set: {task: tuple(tuple(step) for step in steps) for task, steps in tasks.items()}
@@ -144,5 +144,5 @@ def published_orders() -> dict[str, dict[str, ClassLists]]:
 
 
 def draw(seed: int | None, item: object) -> bytes:
-    """A sort key that shuffles the same way on every machine."""
+    """A sort key that gives the same random order on every machine."""
     return hashlib.blake2b(f"{seed}:{item}".encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""Steps: which classes arrive when, which images a step sees, and what their labels become (the three protocols)."""
+"""Steps: the new classes of each step, its images, and how their labels are mapped (the three protocols)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Table = NDArray[np.uint8]
 
 
 class DataSet(Protocol):
-    """What a scenario has to know of a data set (every `Source` has it)."""
+    """What a scenario needs to know about a data set (every `Source` has it)."""
 
     name: str
     classes: tuple[str, ...]
@@ -29,7 +29,7 @@ class DataSet(Protocol):
 
 
 class Labelled(Protocol):
-    """Which raw label values (columns 0..255) occur in which image (rows): a class index."""
+    """A class index: which raw label values (columns 0..255) occur in which image (rows)."""
 
     @property
     def ids(self) -> tuple[str, ...]: ...
@@ -41,8 +41,8 @@ class Labelled(Protocol):
 class Step:
     """One step: raw class ids, image ids and label tables.
 
-    `channels[i]` is the raw id of the network's output i: background, the classes of earlier steps in the order they
-    came, then the new ones. A table maps each raw label value (0..255) to a channel or to 255 (void).
+    `channels[i]` is the raw id of the network's output i: background, the classes of earlier steps in order, then the
+    new ones. A table maps each raw label value (0..255) to a channel or to 255 (void).
     """
 
     number: int
@@ -74,7 +74,7 @@ class Scenario:
 
     @staticmethod
     def from_spec(spec: str, data: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> Scenario:
-        """The steps of "voc:15-1@disjoint" on the data in a folder; `settings`: such as {"train.holdout": 0.1}."""
+        """The steps of a specification on the data in a folder; settings are given as {"train.holdout": 0.1}."""
         from sdrseg.data.scenarios import open_scenario
 
         return open_scenario(spec, data, settings)
@@ -89,13 +89,13 @@ class Scenario:
         return self.steps[number]
 
     def require_images(self, batch_sizes: Sequence[int]) -> None:
-        """Stop before any work is done if a step cannot fill one batch."""
+        """Raise an error if a step cannot fill one batch."""
         for step, at_least in zip(self.steps, batch_sizes, strict=True):
             names = ", ".join(self.classes[c] for c in step.new)
             if not step.train_ids:
                 raise SdrsegError(
                     f"{self.spec}: step {step.number} ({names}) has no training image. `sdrseg data {self.spec}` shows "
-                    f"which classes the masks hold and what each step sees."
+                    f"which classes the masks contain and which images each step uses."
                 )
             if len(step.train_ids) < at_least:
                 few = quantity(len(step.train_ids), "training image")
@@ -105,7 +105,7 @@ class Scenario:
                 )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """The whole scenario as values for JSON."""
         fields = ("number", "new", "old", "future", "channels", "train_ids", "val_ids", "test_ids", "test_split")
         tables = ("train_table", "val_table", "test_table")
         return {
@@ -119,15 +119,15 @@ class Scenario:
 
     @classmethod
     def from_dict(cls, saved: Any, origin: object) -> Scenario:
-        """What `to_dict` wrote into the file `origin`."""
+        """The scenario that `to_dict` wrote; `origin` is its file, for messages."""
         try:
             steps = tuple(_read_step(step, number) for number, step in enumerate(saved["steps"]))
             names = tuple(str(name) for name in saved["classes"])
             if any(not 0 <= c < len(names) for step in steps for c in step.channels):
-                raise ValueError("a class without a name")
+                raise ValueError("a class has no name")
             return cls(parse_spec(saved["spec"]), names, steps, tuple(map(str, saved["warnings"])))
         except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
-            raise SdrsegError(f"{origin}: no scenario of a run ({error}). Restore it from a copy.") from error
+            raise SdrsegError(f"{origin}: not the scenario of a run ({error}). Restore it from a backup.") from error
 
 
 def build_scenario(
@@ -142,14 +142,14 @@ def build_scenario(
     holdout_scope: Literal["all", "step"] = "all",
     left_out: Literal["refuse", "background", "ignore"] = "refuse",
 ) -> Scenario:
-    """Steps of `spec` on a data set, given which classes its training and validation images hold.
+    """The steps of `spec` on a data set, given which classes its training and validation images contain.
 
-    void_train: "background" turns void pixels of the masked protocols (disjoint, overlapped) into background, as the
+    void_train: "background" turns void pixels into background in the masked protocols (disjoint, overlapped), as the
     official code does; sequential training keeps them void. eval_future: "background" scores classes of later steps
-    as background at test time (where background is scored at all) instead of leaving them out. holdout: this share of
-    the training images is not trained on; those of the steps so far are scored, and no validation image is.
-    holdout_scope: "step" scores only those of the step itself, with the labels that it is trained with. left_out: what
-    becomes of classes that the task does not name.
+    as background at test time (if background is scored at all) instead of ignoring them. holdout: this share of the
+    training images is held out; evaluation uses the held-out images of all steps so far and no validation images.
+    holdout_scope: "step" scores only those of the step itself, with its training labels. left_out: how classes are
+    treated that the task does not name.
     """
     lists = class_lists(spec, data.classes, left_out)
     unused = [c for c in range(len(data.classes)) if all(c not in step for step in lists)]
@@ -162,7 +162,7 @@ def build_scenario(
         old = tuple(c for earlier in lists[:k] for c in earlier)
         future = tuple(c for later in lists[k + 1 :] for c in later)
         channels = old + new
-        taught = new or channels  # the parts of a random split teach every class again
+        taught = new or channels  # every part of a random split has labels for all classes
         background = {0: 0, **nowhere} if data.score_background else {}
         position = {c: i for i, c in enumerate(channels)}
         foreground = {c: i for c, i in position.items() if c != 0}
@@ -207,7 +207,7 @@ def build_scenario(
 def _train_images(
     spec: Spec, lists: ClassLists, data: DataSet, train: Labelled
 ) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Image ids per step and warnings, by the rule that the protocol and the data set ask for."""
+    """Image ids per step and warnings, by the rule of the protocol and the data set."""
     warnings: list[str] = []
     if (spec.task or "").startswith("random-"):
         rows = selection.random_parts(train.ids, train.present, lists[0], len(lists), spec.seed or 0)
@@ -223,7 +223,7 @@ def _train_images(
 
 
 def held_out(id: str, share: float) -> bool:
-    """Whether an image is held out: by its id alone, so it is so in every step and with every seed."""
+    """Whether an image is held out. Depends on its id only, so it is the same in every step and for every seed."""
     return int.from_bytes(draw(None, f"hold out {id}")) < share * 2**64
 
 
@@ -234,7 +234,7 @@ def _with_any(images: Labelled, classes: Sequence[int], among: set[str] | None =
 
 
 def _read_step(saved: Any, number: int) -> Step:
-    """A step as `Scenario.to_dict` writes it."""
+    """A step that `Scenario.to_dict` wrote."""
     values: dict[str, Any] = {f: tuple(map(str, saved[f])) for f in ("train_ids", "val_ids", "test_ids")}
     values |= {f: tuple(map(int, saved[f])) for f in ("new", "old", "future")}
     for name in ("train_table", "val_table", "test_table"):
