@@ -247,7 +247,7 @@ def test_no_flipped_byte_of_a_cache_file_changes_the_counts(folder: Path, monkey
 def test_a_cache_that_cannot_be_written_is_a_warning(folder: Path, monkeypatch):
     (folder.parent / "file").write_text("no folder")
     monkeypatch.setenv("SDRSEG_CACHE", str(folder.parent / "file"))
-    with pytest.warns(UserWarning, match="Set SDRSEG_CACHE to a folder that can be written"):
+    with pytest.warns(UserWarning, match="Set SDRSEG_CACHE to a writable folder"):
         index, _ = again(folder)
     assert counts(index) == EXPECTED
 

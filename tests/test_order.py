@@ -133,9 +133,9 @@ def test_processes_share_the_batches_of_one(images, each, world, seed):
 
 
 def test_what_cannot_be_shared_or_filled_is_named():
-    with pytest.raises(SdrsegError, match=r"train\.batch_size = 6 cannot be shared by 4 processes"):
+    with pytest.raises(SdrsegError, match=r"train\.batch_size = 6 cannot be divided among 4 processes"):
         order(batch_size=6, share=Share(0, 4))
-    with pytest.raises(SdrsegError, match=r"train\.batch_size = 12 is more than there is: 11 images\."):
+    with pytest.raises(SdrsegError, match=r"train\.batch_size = 12 is too large for 11 images\."):
         order(batch_size=12)
     assert len(list(order(batch_size=11))) == 3
 

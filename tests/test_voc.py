@@ -252,7 +252,9 @@ def test_neither_augmented_masks_nor_sbd(tmp_path: Path, listed):
     lists(root, **listed)
     for file in (tmp_path / "SBD/cls").iterdir():
         file.unlink()
-    with fails(root, "SegmentationClassAug is not there", tmp_path / "SBD", root / "SBD", tmp_path / "sbd", SBD_HOME):
+    with fails(
+        root, "neither SegmentationClassAug nor SBD found", tmp_path / "SBD", root / "SBD", tmp_path / "sbd", SBD_HOME
+    ):
         Voc(root)
 
 

@@ -1,6 +1,6 @@
-"""The data of a run that was extended: several data sets as one, with one list of classes.
+"""The data of an extended run: several data sets as one, with one list of classes.
 
-RUN/chain.json names them as parts. Ids of a part begin with its prefix, and its classes have numbers of the whole.
+RUN/chain.json lists them as parts. The ids of a part begin with its prefix; its classes are mapped to the common list.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ CHAIN = "chain.json"
 
 @dataclass(frozen=True)
 class Part:
-    """A data set within an extended run, and which of its images are there."""
+    """A data set within an extended run, and which of its images are used."""
 
-    step: int  # the first that it belongs to
+    step: int  # the first step that uses it
     source: str
-    data: str | None  # the folder that holds it
+    data: str | None  # its folder
     shapes: dict[str, Any]  # settings of generated data
     prefix: str  # of its ids
     names: tuple[str, ...]  # its classes
-    classes: tuple[int, ...]  # what each of them is in the whole; 255: neither learned nor scored
-    labelled: tuple[int, ...] | None = None  # the classes of the whole that its masks tell about; None: all
-    train: tuple[Split, ...] = ()  # its splits that are trained on
-    val: tuple[Split, ...] = ()  # its splits that are scored
+    classes: tuple[int, ...]  # the common id of each of them; 255: neither learned nor scored
+    labelled: tuple[int, ...] | None = None  # the common ids that its masks label; None: all
+    train: tuple[Split, ...] = ()  # its splits for training
+    val: tuple[Split, ...] = ()  # its splits for evaluation
 
     def open(self) -> Source:
-        """The data set, if it is still what it was."""
+        """Open the data set; an error if its classes have changed."""
         from sdrseg.data import open_source
 
         config = config_from({"shapes": self.shapes}, CHAIN)
@@ -52,7 +52,7 @@ class Part:
 
     @property
     def table(self) -> Array:
-        """(256,): raw label to a class of the whole."""
+        """(256,): raw label to common class id."""
         table = np.full(256, VOID, np.uint8)
         table[: len(self.classes)] = self.classes
         return table
@@ -62,7 +62,7 @@ class Part:
 
 
 def read_part(saved: Any, origin: Path) -> Part:
-    """A part as chain.json has it."""
+    """A part, from chain.json."""
     try:
         part = Part(
             step=int(saved["step"]),
@@ -80,11 +80,11 @@ def read_part(saved: Any, origin: Path) -> Part:
             raise ValueError("a damaged part")
         return part
     except (KeyError, TypeError, ValueError) as error:
-        raise SdrsegError(f"{origin}: no data of an extended run ({error}). Restore it from a copy.") from error
+        raise SdrsegError(f"{origin}: damaged ({error}). Restore it from a backup.") from error
 
 
 def read_chain(run: Path) -> dict[str, Any]:
-    """What chain.json of an extended run says, its parts read."""
+    """The contents of chain.json of an extended run."""
     file = run / CHAIN
     try:
         saved = json.loads(file.read_text())
@@ -93,13 +93,13 @@ def read_chain(run: Path) -> dict[str, Any]:
     except OSError as error:
         raise SdrsegError(f"{file}: cannot be read ({error.strerror}). Is {run} an extended run?") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise SdrsegError(f"{file}: not the data of an extended run ({error}). Restore it from a copy.") from error
+        raise SdrsegError(f"{file}: damaged ({error}). Restore it from a backup.") from error
 
 
 def write_chain(
     run: Path, classes: Sequence[str], score_background: bool, parts: Sequence[Part], changes: Sequence[Any]
 ) -> None:
-    """Write chain.json: the data of an extended run, and what was done to its classes."""
+    """Write chain.json: the data of an extended run, and the changes to its classes."""
     facts = {"format": 1, "classes": list(classes), "score_background": score_background}
     write_json(run / CHAIN, {**facts, "parts": [part.to_dict() for part in parts], "changes": list(changes)})
 
@@ -133,7 +133,7 @@ class Extended(Source):
         try:
             return cls(chain["classes"], chain["parts"], bool(chain["score_background"]))
         except DataError as error:
-            raise DataError(f"{error} If these data have moved, write where they are into {path / CHAIN}.") from error
+            raise DataError(f"{error} If the data have moved, correct the path in {path / CHAIN}.") from error
 
     def ids(self, split: Split) -> tuple[str, ...]:
         return self._ids[split]

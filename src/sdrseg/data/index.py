@@ -1,7 +1,7 @@
-"""The class index: how many pixels of each label value are in each mask. Counted once, in parallel, then kept.
+"""The class index: the number of pixels of each label value in each mask. Counted once, in parallel, and cached.
 
-The cache is keyed by the content of the masks (and what decides how they are read), never by path or time: an edited
-mask is counted again, a copied or moved data set is not.
+The key of the cache is the content of the masks (and how they are decoded), not their path or time: an edited mask is
+counted again, a copied or moved data set is not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, eq=False)
 class ClassIndex:
-    """What the masks of some images hold. Rows follow `ids`; an unreadable mask has an empty row and a problem."""
+    """What the masks of some images contain. Rows follow `ids`; an unreadable mask has an empty row and a problem."""
 
     ids: tuple[str, ...]
     pixels: NDArray[np.int64]  # (images, 256): pixels of each label value
@@ -50,7 +50,7 @@ class ClassIndex:
         return self.pixels > 0
 
     def out_of_range(self, classes: int) -> list[tuple[str, dict[int, int]]]:
-        """Ids whose masks hold values that are no class, with those values and their pixel counts."""
+        """Ids whose masks contain values that are not a class, with these values and their pixel counts."""
         stray = self.pixels[:, classes:VOID]
         return [
             (self.ids[row], {int(v) + classes: int(stray[row, v]) for v in np.flatnonzero(stray[row])})
@@ -58,7 +58,7 @@ class ClassIndex:
         ]
 
     def require_sound(self, source: Source) -> None:
-        """Stop before any work is done if a mask cannot be read or holds values that are no class."""
+        """Raise an error if a mask cannot be read or contains values that are not a class."""
         wrong = [str(problem) for problem in self.problems]
         last = len(source.classes) - 1
         wrong += [
@@ -72,7 +72,7 @@ class ClassIndex:
 
 
 def class_index(source: Source, split: Split, progress: Progress | None = None) -> ClassIndex:
-    """The class index of a split: from the cache if these very masks were counted before, else counted now."""
+    """The class index of a split, from the cache if these masks were counted before."""
     ids = source.ids(split)
     digests, unreadable = _digests(source, ids)
     key = hashlib.blake2b(f"{FORMAT} {source.name} {source.coding}".encode(), digest_size=DIGEST_BYTES)
@@ -94,7 +94,7 @@ def class_index(source: Source, split: Split, progress: Progress | None = None) 
 def map_with_threads(
     function: Callable[[Item], Result], items: Sequence[Item], progress: Progress | None = None
 ) -> Iterator[Result]:
-    """`map`, in threads (picture decoding leaves Python's lock), in order, reporting how far it is."""
+    """`map` with threads (decoding releases Python's lock), in order, with progress."""
     with ThreadPoolExecutor(max(1, round(cores()))) as pool:
         for done, result in enumerate(pool.map(function, items), 1):
             if progress is not None:
@@ -104,7 +104,7 @@ def map_with_threads(
 
 def _digests(source: Source, ids: Sequence[str]) -> tuple[NDArray[np.uint8], dict[str, str]]:
     digests = np.zeros((len(ids), DIGEST_BYTES), np.uint8)
-    coding = source.coding.encode()  # with another coding the same bytes are another label map
+    coding = source.coding.encode()  # with another coding, the same bytes are a different label map
     unreadable = {}
     for row, id in enumerate(ids):
         try:
@@ -120,7 +120,7 @@ Counts = tuple[NDArray[np.int64], NDArray[np.int32]]  # pixels, sizes
 
 
 def _count(source: Source, ids: Sequence[str], progress: Progress | None) -> tuple[*Counts, dict[str, str]]:
-    """Pixels and sizes; an unreadable mask keeps size 0×0 and has its reason in the third result, by id."""
+    """Pixel counts, sizes, and reasons for unreadable masks by id; an unreadable mask has size 0×0."""
 
     def count(id: str) -> tuple[NDArray[np.int64], tuple[int, int]] | str:
         try:
@@ -141,7 +141,7 @@ def _count(source: Source, ids: Sequence[str], progress: Progress | None) -> tup
 
 
 def _load(file: Path, images: int) -> Counts | None:
-    """What a cache file holds; None if there is none or it is damaged (it is then counted again)."""
+    """The contents of a cache file; None if it does not exist or is damaged (masks are then counted again)."""
     try:
         with np.load(file, allow_pickle=False) as saved:
             values, counts, sizes = saved["values"], saved["pixels"], saved["sizes"]
@@ -150,7 +150,7 @@ def _load(file: Path, images: int) -> Counts | None:
         pixels = np.zeros((images, 256), np.int64)
         pixels[:, values] = counts
         return pixels, sizes
-    except Exception:  # the readers of NumPy and zip raise almost anything on broken bytes
+    except Exception:  # NumPy and zipfile raise many kinds of errors on damaged files
         return None
 
 
@@ -160,5 +160,5 @@ def _save(file: Path, pixels: NDArray[np.int64], sizes: NDArray[np.int32]) -> No
         with atomic_writer(file) as out:
             np.savez_compressed(out, values=values, pixels=pixels[:, values], sizes=sizes)
     except SdrsegError as error:
-        advice = "Set SDRSEG_CACHE to a folder that can be written, or the masks are counted again each time."
+        advice = "Set SDRSEG_CACHE to a writable folder; otherwise masks are counted again each time."
         warnings.warn(f"{error} {advice}", stacklevel=3)

@@ -1,7 +1,7 @@
 """The order in which images are used, and how processes share them. No torch.
 
-A key (epoch, row) names one use of one image. With N processes each takes its part of every global training batch, so
-the batches are the same whatever N; in evaluation each image is used exactly once over all processes.
+A key (epoch, row) is one use of one image. With N processes, each takes its part of every global training batch, so the
+batches are the same for any N; in evaluation each image is used exactly once over all processes.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Share:
-    """Which process this is, of how many."""
+    """The rank of this process and the number of processes."""
 
     rank: int = 0
     world: int = 1
 
 
 class TrainOrder:
-    """Every epoch a new permutation, cut into batches of one size; the rest of an epoch that fills no batch is dropped.
+    """Every epoch a new permutation, cut into batches of equal size; an incomplete last batch is dropped.
 
-    `epoch` and `batch` are the position: the next batch to be used. The permutation of an epoch follows from the seed
-    and the epoch alone, so these two numbers are all that has to be saved.
+    `epoch` and `batch` are the position: the next batch. The permutation of an epoch depends only on the seed and the
+    epoch, so saving these two numbers is enough.
     """
 
     def __init__(self, ids: Sequence[str], batch_size: int, epochs: int, seed: int, share: Share | None = None):
         share = share or Share()
         if batch_size % share.world:
             raise SdrsegError(
-                f"train.batch_size = {batch_size} cannot be shared by {share.world} processes. Use a multiple of it."
+                f"train.batch_size = {batch_size} cannot be divided among {share.world} processes. Use a multiple of "
+                f"{share.world}."
             )
         if len(ids) < batch_size:
             few = quantity(len(ids), "image")
-            raise SdrsegError(f"train.batch_size = {batch_size} is more than there is: {few}. Use a smaller one.")
+            raise SdrsegError(f"train.batch_size = {batch_size} is too large for {few}. Use a smaller one.")
         self.images, self.batch_size, self.epochs, self.seed, self.share = len(ids), batch_size, epochs, seed, share
         self.batches_per_epoch = len(ids) // batch_size
         self.epoch = 0
@@ -48,11 +49,11 @@ class TrainOrder:
         self._of = hashlib.blake2b("\0".join([str(batch_size), str(seed), *ids]).encode(), digest_size=16).hexdigest()
 
     def __len__(self) -> int:
-        """Batches that are left."""
+        """The number of remaining batches."""
         return max(0, (self.epochs - self.epoch) * self.batches_per_epoch - self.batch)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        """This process's keys of each batch, from the position on; the position itself does not move."""
+        """This process's keys of each batch, starting at the position, which does not change."""
         mine = self.batch_size // self.share.world
         first = self.batch
         for epoch in range(self.epoch, self.epochs):
@@ -63,7 +64,7 @@ class TrainOrder:
             first = 0
 
     def advance(self) -> None:
-        """Move the position behind the batch that was used."""
+        """Move the position to the next batch."""
         self.batch += 1
         if self.batch == self.batches_per_epoch:
             self.epoch, self.batch = self.epoch + 1, 0
@@ -72,7 +73,7 @@ class TrainOrder:
         return {"epoch": self.epoch, "batch": self.batch, "of": self._of}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position; one that belongs to other images, another batch size or seed is refused."""
+        """Restore a saved position; an error if it belongs to other images, another batch size or another seed."""
         if state["of"] != self._of:
             raise SdrsegError("The saved position belongs to other training images, another batch size or seed.")
         self.epoch, self.batch = state["epoch"], state["batch"]
@@ -84,7 +85,7 @@ class TrainOrder:
 
 
 class EvalOrder:
-    """Every image once over all processes, never padded; a batch holds images of one output shape only."""
+    """Every image exactly once over all processes; all images of a batch have the same output shape."""
 
     def __init__(self, shapes: Sequence[Hashable], batch_size: int, share: Share | None = None):
         share = share or Share()
@@ -104,4 +105,4 @@ class EvalOrder:
         return iter(self._batches)
 
     def advance(self) -> None:
-        """Nothing to remember: an evaluation is never resumed in the middle."""
+        """Does nothing: an evaluation is never resumed in the middle."""

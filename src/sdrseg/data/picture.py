@@ -1,4 +1,4 @@
-"""A picture grid of a data set: images with their labels, one row a step where there is a scenario."""
+"""A picture grid of a data set: images with their labels, one row per step of a scenario."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from PIL import Image
 
 from sdrseg.colours import colour_table
 from sdrseg.data.source import Array, Source
-from sdrseg.errors import DataError, SdrsegError
+from sdrseg.errors import DataError, SdrsegError, quantity
 from sdrseg.files import atomic_writer, require_writable
 from sdrseg.labels import VOID
 from sdrseg.scenario import Scenario
 
 COLUMNS = 6
-CELL = (2.2, 1.35)  # inches: width and height of an image beside its label map, title included
+CELL = (2.2, 1.35)  # inches: width and height of an image next to its label map, including the title
 TITLE = 0.32
 LEGEND = 0.6
-MAX_ROWS = 64  # of more steps the first are shown
-OURS = "sdrseg"  # written into the PNG, so that our own picture may be replaced and nobody else's
+MAX_ROWS = 64  # later steps are not shown
+OURS = "sdrseg"  # written into the PNG, so that only pictures made by sdrseg are replaced
 
 
 def check_may_write(file: Path) -> None:
-    """Refuse, before any work is done, a place that cannot be written and a picture that sdrseg did not make."""
+    """Raise an error if the file cannot be written or is a picture that sdrseg did not make."""
     require_writable(file, "Choose another place with --picture.")
     if not file.exists():
         return
@@ -35,13 +35,13 @@ def check_may_write(file: Path) -> None:
         with Image.open(file) as picture:
             if picture.info.get("Software") == OURS:
                 return
-    except Exception:  # no picture, or one that Pillow refuses: not ours in any case
+    except Exception:  # not a picture, or not readable: not ours in any case
         pass
     raise SdrsegError(f"{file} exists and was not made by sdrseg. Choose another name with --picture.")
 
 
 def save_grid(source: Source, scenario: Scenario | None, file: Path) -> None:
-    """Save a grid: per row some training images, each beside its label map as that step is trained on it."""
+    """Save a grid: each row shows some training images, each next to its label map as the step uses it."""
     if scenario is None:
         table = np.arange(256, dtype=np.uint8)
         rows = [("train", source.ids("train"), table), ("val", source.ids("val"), table)]
@@ -55,7 +55,7 @@ def save_grid(source: Source, scenario: Scenario | None, file: Path) -> None:
     figure = Figure(figsize=(width, height), dpi=110)
     FigureCanvasAgg(figure)
     raw = np.full(256, VOID, np.uint8)
-    raw[: len(channels)] = channels  # a class keeps its colour whatever channel it has
+    raw[: len(channels)] = channels  # the colour of a class does not depend on its channel
     used: set[int] = set()
     for number, (title, ids, table) in enumerate(rows):
         bottom = height - (number + 1) * CELL[1]
@@ -80,21 +80,21 @@ def save_grid(source: Source, scenario: Scenario | None, file: Path) -> None:
     for text in key.get_texts():
         text.set_parse_math(False)
     if left_out:
-        figure.text(0.01, 0.03 / height, f"and {left_out} more steps", fontsize=8)
+        figure.text(0.01, 0.03 / height, f"and {quantity(left_out, 'more step')}", fontsize=8)
     with atomic_writer(file) as out:
         figure.savefig(out, format="png", metadata={"Software": OURS})
 
 
 def _title(source: Source, new: Sequence[int], number: int) -> str:
-    names = ", ".join(source.classes[c] for c in new) or "another part with all classes"
+    names = ", ".join(source.classes[c] for c in new) or "another random part, all classes"
     return f"step {number}: {names if len(names) < 150 else names[:147] + '…'}"
 
 
 def _spread(ids: Sequence[str]) -> list[str]:
-    """A few ids from all over the list."""
+    """A few ids, evenly spaced in the list."""
     return [ids[i] for i in sorted({int(i) for i in np.linspace(0, len(ids) - 1, COLUMNS)})] if ids else []
 
 
 def _side_by_side(image: Array, label: Array) -> Array:
-    step = max(1, max(image.shape[:2]) // 256)  # thumbnails: no need for every pixel
+    step = max(1, max(image.shape[:2]) // 256)  # thumbnails need not have every pixel
     return np.concatenate([image[::step, ::step], label[::step, ::step]], axis=1)

@@ -1,4 +1,4 @@
-"""Decoded images that jobs keep between steps, and that several jobs of one process share."""
+"""Decoded images that a run keeps between steps and that several runs of one process share."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Purpose = Literal["train", "score"]
 
 
 class ImagePool:
-    """Caches by what they are for and what they hold. `whole`: decode all images of a split at once where they fit, so
-    that later steps and other runs find theirs among them."""
+    """Caches by purpose and content. `whole`: decode all images of a split at once if they fit, so that later steps and
+    other runs can use them."""
 
     def __init__(self, whole: bool = False) -> None:
         self.whole = whole
@@ -28,7 +28,7 @@ class ImagePool:
     def cache(
         self, purpose: Purpose, source: Source, index: ClassIndex, ids: Sequence[str], config: Config, device: Any
     ) -> PixelCache | None:
-        """A cache that holds these images of a split, and maybe more; None where they do not fit in memory."""
+        """A cache with at least these images of a split; None if they do not fit in memory."""
         same = _content(source, index, config, device)
         for (_, content), kept in self._caches.items():
             if content == same and kept is not None and kept.sizes.keys() >= set(ids):
@@ -58,7 +58,7 @@ class ImagePool:
 
 
 def _content(source: Source, index: ClassIndex, config: Config, device: Any) -> Hashable:
-    """What decides the pixels of a cache and where it lies."""
+    """A key for the pixels of a cache and its device."""
     masks = hashlib.sha256(index.digests.tobytes()).digest()
     place = source.file(index.ids[0], "image") if index.ids else ""
     return source.name, place, config.shapes, config.data.cache, str(device), masks

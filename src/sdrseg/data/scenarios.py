@@ -1,4 +1,4 @@
-"""From a specification and files to a scenario, with one call."""
+"""From a specification and a folder to a scenario."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sdrseg.scenario import Scenario, build_scenario
 
 
 def open_scenario(spec: str, data: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> Scenario:
-    """The steps of a specification on a data set, whose masks are read once and cached.
+    """The steps of a specification on a data set. Its masks are read once and the counts cached.
 
-    `data`: the folder that holds it. `settings`: values such as {"data.left_out": "background"}.
+    `data`: the folder of the data set. `settings`: such as {"data.left_out": "background"}.
     """
     parsed = read_spec(spec)
     config = load_config(parsed.source, None, settings)

@@ -9,8 +9,8 @@ from sdrseg.errors import SdrsegError
 
 
 class Sealed(Source):
-    """The training images of another source. The validation split, whose images are the test images, is empty here, and
-    its images and masks cannot be read."""
+    """The training images of another source. The validation split, which holds the test images, is empty, and its
+    images and masks cannot be read."""
 
     def __init__(self, inner: Source) -> None:
         self.inner = inner

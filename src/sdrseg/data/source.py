@@ -1,8 +1,8 @@
 """What a data set is: ids, class names, and for each id an image and a label map.
 
-Every source hands out label maps in one form, whatever its files look like: (H, W) uint8, the position of the
-class in `classes`, 0 for background and 255 for void. A value that belongs to no class is passed on as it is: the
-class index finds it and the audit names the file.
+Every source returns label maps in the same form: (H, W) uint8, the position of the class in `classes`, 0 for background
+and 255 for void. A value that is not a class is returned unchanged: the class index finds it, and `sdrseg data` names
+the file.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from sdrseg.own_files import OWN, run_file
 from sdrseg.scenario import SOURCES
 
 MAX_CLASSES = 254
-"""Background included; ids 0..253. 255 is void, and 254 stays free so that no class is ever mistaken for it."""
+"""Background included; ids 0..253. 255 is void, and 254 stays free."""
 
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
-"""Pictures of this size decode faster so, and the other cores decode other pictures."""
+"""Faster for pictures of this size, because other threads decode other pictures."""
 
 ORIENTATION = 0x0112
-"""The EXIF tag that says how a picture is turned; from 5 on, its sides are swapped."""
+"""The EXIF tag for the rotation of a picture; for values from 5, width and height are swapped."""
 
 Split = Literal["train", "val"]
 Array = NDArray[np.uint8]
@@ -41,7 +41,7 @@ Array = NDArray[np.uint8]
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing wrong with one file (or id) of a data set."""
+    """One problem of one file (or id) of a data set."""
 
     file: str
     kind: str  # a few fixed words: "unreadable", "size mismatch", "value out of range", …
@@ -52,26 +52,27 @@ class Problem:
 
 
 class Source(ABC):
-    """A data set. Subclasses: voc, ade20k, folder, shapes, and a user's own (`register_source`)."""
+    """A data set. Subclasses: voc, ade20k, folder, shapes, and custom ones (`register_source`)."""
 
     name: str
     classes: tuple[str, ...]
     format: str = ""
-    """What kind of files was recognised, in words."""
+    """The format that was recognised, in words."""
     split_by: str = ""
-    """What decides which images are held out, in words."""
+    """How images are split into train and val, in words."""
     notes: tuple[str, ...] = ()
-    """What was assumed where nobody said it, as sentences."""
+    """Assumptions that were made, as sentences."""
     has_background: bool = True
-    """False where class 0 is not a class of the data set but ours: what is not labelled yet."""
+    """False if class 0 is not a class of the data set but added by us, for pixels that are not labelled yet."""
     score_background: bool = True
-    """False where 0 means "unlabelled" (ADE20K): it is trained as a channel and never scored."""
+    """False if 0 means "unlabelled" (ADE20K): it is trained as a channel and never scored."""
     partition: Literal["latest", "balanced"] = "latest"
-    """How disjoint steps share the images: each to the step of its latest class, or balanced by a greedy pass."""
+    """How images are divided among disjoint steps: each to the step of its latest class, or balanced greedily."""
     needs_folder: ClassVar[bool] = True
-    """Whether it is opened with the folder that --data names, or without one."""
+    """Whether it needs a folder (--data)."""
     own_data: ClassVar[bool] = True
-    """Whether nobody has tuned weights and rates for it: the preset `default` is then careful (methods/presets.py)."""
+    """Whether weights and learning rates are not tuned for it: the preset `default` is then cautious
+    (methods/presets.py)."""
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {"eval": {"transform": "full_image"}}
     """Settings that differ from those of VOC, such as {"train": {"epochs": 10}}."""
     limits: ClassVar[Mapping[str, Mapping[str, float]]] = {}
@@ -79,11 +80,11 @@ class Source(ABC):
 
     @classmethod
     def open(cls, path: Path | None, config: Config) -> Source:
-        """Open the data set; `path` is what --data names, None for one that needs no folder."""
+        """Open the data set; `path` is the folder (--data), or None if it needs none."""
         return cls() if path is None else cls(path)  # type: ignore[call-arg]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Worker processes that start afresh have not run the file of a user's own data set: it is run there, too."""
+        """Spawned worker processes have not run the file of a custom data set, so unpickling runs it there."""
         kind = type(self)
         if not kind.__module__.startswith(OWN):
             return super().__reduce_ex__(protocol)
@@ -106,16 +107,16 @@ class Source(ABC):
         """The label map as (H, W) uint8: class ids, 0 background, 255 void."""
 
     def mask_content(self, id: str) -> bytes:
-        """The bytes that decide the label map of `id`: what the class index is keyed by.
+        """The bytes that determine the label map of `id`, the key of the class index.
 
-        These are those of the label map itself. A file's bytes do as well and need not be decoded, if `coding` changes
-        with all else that decides what is read from them.
+        By default, the label map itself. The bytes of a file work as well and need no decoding, if `coding` covers
+        everything else that determines how they are read.
         """
         mask = self.mask(id)
         return f"{mask.shape} ".encode() + mask.tobytes()
 
     def pair(self, id: str) -> tuple[Array, Array]:
-        """Image and mask of one id, which must be of one size."""
+        """Image and mask of one id, which must have the same size."""
         image, mask = self.image(id), self.mask(id)
         if image.shape[:2] != mask.shape:
             raise DataError(
@@ -138,19 +139,19 @@ class Source(ABC):
         return f"{self.name}:{id}"
 
     def problems(self) -> list[Problem]:
-        """What was found wrong while the files were listed (before any was opened)."""
+        """Problems that were found while listing the files, before any was opened."""
         return []
 
 
 def _of_a_file(file: str, module: str, name: str) -> Source:
-    """A data set of a user's file, without its attributes."""
+    """A data set from a custom file, without its attributes."""
     run_file(Path(file), SOURCES)
     kind: type[Source] = getattr(sys.modules[module], name)
     return kind.__new__(kind)
 
 
 class PictureFiles(Source):
-    """A data set of picture files: one image and one 8-bit mask file for each id."""
+    """A data set of picture files: one image and one 8-bit mask file per id."""
 
     def __init__(self) -> None:
         self._images: dict[str, Path] = {}
@@ -180,14 +181,14 @@ class PictureFiles(Source):
         return list(self._problems)
 
     def note_size(self, where: Path, split: Split, published: int) -> None:
-        """Note as a problem that a split is not the one the published tasks are defined on."""
+        """Add a problem if the size of a split is not that of the published data set."""
         if (found := len(self._ids[split])) != published:
             detail = f"{found} {split} images; the published tasks are defined on {published}"
             self._problems.append(Problem(str(where), "not the published set", detail))
 
 
 def read_image(path: Path) -> Array:
-    """Read any picture as (H, W, 3) uint8 RGB, turned as its EXIF orientation says; errors name the file."""
+    """Read any picture as (H, W, 3) uint8 RGB, rotated by its EXIF orientation; errors name the file."""
     with open_picture(path) as picture:
         ImageOps.exif_transpose(picture, in_place=True)
         return rgb(picture)
@@ -196,10 +197,10 @@ def read_image(path: Path) -> Array:
 def rgb(picture: Image.Image) -> Array:
     """The pixels of a picture of any mode as (H, W, 3) uint8.
 
-    16-bit grey becomes 8-bit; alpha is left out, and the colours below it are taken as they are stored.
+    16-bit grey becomes 8-bit; alpha is ignored.
     """
     if picture.mode == "F" and 0 < np.asarray(picture).max(initial=0) <= 1:  # would all be black
-        raise ValueError("floating-point pixels from 0 to 1, where 0 to 255 is wanted; save it with 8 or 16 bits")
+        raise ValueError("floating-point pixels from 0 to 1, expected 0 to 255; save it with 8 or 16 bits")
     grey = np.asarray(picture) if picture.mode.startswith("I") else None
     if grey is not None and (picture.mode.startswith("I;16") or grey.max(initial=0) > 255):
         grey = (grey.clip(0, 65535).astype(np.uint16) >> 8).astype(np.uint8)
@@ -208,12 +209,12 @@ def rgb(picture: Image.Image) -> Array:
 
 
 def picture_size(path: Path) -> tuple[int, int]:
-    """(height, width) of a picture as `read_image` reads it; only its head is read."""
+    """(height, width) of a picture as `read_image` returns it; reads only the header."""
     try:
         with Image.open(path) as picture:
             width, height = picture.size
             return (width, height) if picture.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8) else (height, width)
-    except Exception as error:  # Pillow raises almost anything on broken bytes
+    except Exception as error:  # Pillow raises many kinds of errors on damaged files
         reason = str(error) or type(error).__name__
         raise DataError(f"{path}: cannot be read as a picture ({reason}). Replace or remove it.") from error
 
@@ -232,7 +233,7 @@ def read_label(path: Path) -> NDArray[np.uint8 | np.uint16 | np.int32]:
 
 @contextmanager
 def open_picture(path: Path) -> Iterator[Image.Image]:
-    """Open and decode a picture; whatever Pillow throws, in the block too, becomes an error that names the file."""
+    """Open and decode a picture; any error of Pillow, also inside the block, becomes an error that names the file."""
     try:
         with Image.open(path) as picture:
             picture.load()
@@ -241,13 +242,13 @@ def open_picture(path: Path) -> Iterator[Image.Image]:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file.") from error
-    except Exception as error:  # Pillow's decoders raise almost anything on broken bytes, also in the EXIF data
+    except Exception as error:  # Pillow raises many kinds of errors on damaged files, also for EXIF data
         reason = str(error) or type(error).__name__
         raise DataError(f"{path}: cannot be read as a picture ({reason}). Replace or remove it.") from error
 
 
 def find_files(folder: Path, below: str = "") -> Iterator[str]:
-    """All files below a folder as "a/b.png", hidden ones left out (os.scandir: pathlib takes seconds on large sets)."""
+    """All files below a folder as "a/b.png", except hidden ones (os.scandir: pathlib takes seconds on large sets)."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -259,16 +260,16 @@ def find_files(folder: Path, below: str = "") -> Iterator[str]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder, sorted (os.scandir: no file is looked at)."""
+    """The folders in a folder, sorted."""
     with os.scandir(folder) as entries:
         return sorted(folder / entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
 def find_by_id(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[dict[str, Path], list[Problem]]:
-    """All files below `folder` by id (the path below it without suffix), whatever their format.
+    """All files below `folder` by id (the relative path without suffix), in any format.
 
-    Two files of one id are a problem; the first in name order is kept. A name that is not UTF-8 is a problem: its id
-    could not be written into lists and results. Hidden files are passed over.
+    Two files with one id are a problem; the first in name order is kept. A name that is not UTF-8 is a problem, because
+    its id could not be written to lists and results. Hidden files are skipped.
     """
     found: dict[str, Path] = {}
     problems = []
@@ -282,14 +283,14 @@ def find_by_id(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[dic
         if (readable := name.encode("utf-8", "backslashreplace").decode()) != name:
             problems.append(Problem(str(folder / readable), "name is not UTF-8", "left out; rename it"))
         elif id in found:
-            problems.append(Problem(str(path), "duplicate id", f"{found[id].name} has the id {id!r} too and is used"))
+            problems.append(Problem(str(path), "duplicate id", f"{found[id].name} has the same id {id!r} and is used"))
         else:
             found[id] = path
     return found, problems
 
 
 PICTURE_SUFFIXES = frozenset(
-    ".avif .bmp .gif .jpeg .jpg .jp2 .pgm .png .ppm .tif .tiff .webp".split()  # what Pillow reads and people use
+    ".avif .bmp .gif .jpeg .jpg .jp2 .pgm .png .ppm .tif .tiff .webp".split()  # common formats that Pillow reads
 )
 
 

@@ -24,9 +24,8 @@ SBD_HOME = "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/
 class Voc(PictureFiles):
     """The standard VOCdevkit/VOC2012 layout.
 
-    Training masks come from SegmentationClassAug where it exists; otherwise they are put together from
-    SegmentationClass and SBD's `cls/*.mat` (field GTcls), found in a folder `SBD`, `sbd` or `benchmark_RELEASE/dataset`
-    beside VOC2012. Nothing is written.
+    Training masks come from SegmentationClassAug if it exists, otherwise from SegmentationClass and SBD's `cls/*.mat`
+    (field GTcls), in a folder `SBD`, `sbd` or `benchmark_RELEASE/dataset` next to VOC2012. Nothing is written.
     """
 
     name = "voc"
@@ -42,14 +41,16 @@ class Voc(PictureFiles):
         self._augmented = self._find_masks(self.root / "SegmentationClassAug", PICTURE_SUFFIXES)
         own = self._find_masks(self.root / "SegmentationClass", PICTURE_SUFFIXES)
         self._sbd_masks = self._find_masks(self._sbd / "cls", (".mat",)) if self._sbd else {}
-        self._masks = self._sbd_masks | own | self._augmented  # the last is taken where there are several
+        self._masks = self._sbd_masks | own | self._augmented  # later ones take precedence
         if not self._masks:
-            raise DataError(f"{self.root}: neither SegmentationClassAug nor SegmentationClass is there. {_advice()}")
+            raise DataError(f"{self.root}: neither SegmentationClassAug nor SegmentationClass found. {_advice()}")
         val = self._list("val.txt")
         self._keep_complete("val", val)
         train = set(self._train_ids(val))
         for id in sorted(train & set(val)):
-            self._problems.append(Problem(self.file(id, "image"), "in train and val", "kept in val, never trained on"))
+            self._problems.append(
+                Problem(self.file(id, "image"), "in train and val", "kept in val, not used for training")
+            )
         self._keep_complete("train", train - set(val))
 
     def mask(self, id: str) -> Array:
@@ -65,12 +66,12 @@ class Voc(PictureFiles):
     def _list(self, name: str) -> list[str]:
         path = self.root / "ImageSets/Segmentation" / name
         if not path.is_file():
-            raise DataError(f"{path}: no such list. It comes with {VOC_HOME}")
+            raise DataError(f"{path}: no such list. It is part of {VOC_HOME}")
         try:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: not a list of image ids in UTF-8 ({error}).") from error
-        # A line is an id, or "/JPEGImages/ID.jpg /SegmentationClassAug/ID.png" in the lists of earlier code.
+        # A line is an id or, in the lists of earlier code, "/JPEGImages/ID.jpg /SegmentationClassAug/ID.png".
         return [Path(line.split()[0]).stem for line in lines if line.strip()]
 
     def _train_ids(self, val: Iterable[str]) -> Iterable[str]:
@@ -84,20 +85,20 @@ class Voc(PictureFiles):
             return self._augmented.keys() - set(val)
         if not self._sbd_masks:
             raise DataError(
-                f"{self.root}: SegmentationClassAug is not there, and no SBD to build it from. {_advice()} "
+                f"{self.root}: neither SegmentationClassAug nor SBD found. {_advice()} "
                 f"Looked for SBD in: {', '.join(map(str, _sbd_places(self.root)))}"
             )
         return (self._sbd_masks.keys() | set(self._list("train.txt"))) - set(val)
 
     def _keep_complete(self, split: Split, ids: Iterable[str]) -> None:
-        """Keep the ids that have an image and a mask, sorted; what is missing becomes a problem."""
+        """Keep the ids that have an image and a mask, sorted; missing files become problems."""
         wanted = sorted(set(ids))
         for kind, folder, files in (
             ("image", "JPEGImages", self._images),
             ("mask", "SegmentationClassAug", self._masks),
         ):
             self._problems += [
-                Problem(f"{self.root / folder / id}.*", f"no {kind}", f"listed in {split} but not there; left out")
+                Problem(f"{self.root / folder / id}.*", f"no {kind}", f"listed in {split} but missing; left out")
                 for id in wanted
                 if id not in files
             ]
@@ -128,8 +129,8 @@ def _read_sbd(path: Path) -> Array:
     except ImportError as error:
         raise DataError(f"{path}: reading SBD needs scipy. Install it with: pip install 'sdrseg[sbd]'") from error
     try:
-        label = loadmat(path)["GTcls"]["Segmentation"].item()  # a struct of one
-    except Exception as error:  # the reader raises almost anything on broken bytes
+        label = loadmat(path)["GTcls"]["Segmentation"].item()  # a struct with one element
+    except Exception as error:  # scipy raises many kinds of errors on damaged files
         raise DataError(f"{path}: cannot be read as an SBD label file ({error}). Replace it.") from error
     if not isinstance(label, np.ndarray) or label.ndim != 2 or label.dtype != np.uint8:
         raise DataError(f"{path}: GTcls.Segmentation is not a label map of 8-bit class ids. Replace it.")
@@ -139,5 +140,5 @@ def _read_sbd(path: Path) -> Array:
 def _advice() -> str:
     return (
         f"Needed: VOC2012 ({VOC_HOME}), and either SegmentationClassAug (10,582 + 1,449 PNG masks) inside VOC2012 or "
-        f"SBD ({SBD_HOME}) unpacked beside it as SBD/cls/*.mat."
+        f"SBD ({SBD_HOME}) unpacked next to it as SBD/cls/*.mat."
     )
