@@ -158,10 +158,10 @@ def test_other_things_that_cannot_be_registered():
         ({"classes": ("background",)}, r"bars: classes = .* is not a tuple of 2 to 254 distinct names"),
         ({"classes": ("background", "a", "a")}, "distinct names"),
         ({"classes": ["background", "a"]}, "is not a tuple"),
-        ({"ids": lambda self, split: ("a-1", "a-2", "a-1")}, "id 'a-1' is there twice"),
+        ({"ids": lambda self, split: ("a-1", "a-2", "a-1")}, "id 'a-1' occurs twice"),
         ({"ids": lambda self, split: ("a-1",)}, "id 'a-1' occurs twice; ids must be unique"),
         ({"mask": lambda self, id: np.zeros((4, 4))}, r"mask\('train-0'\) is float64 \(4, 4\); .* uint8 \(H, W\)"),
-        ({"mask": lambda self, id: np.zeros((4, 4, 1), np.uint8)}, r"has to be uint8 \(H, W\)"),
+        ({"mask": lambda self, id: np.zeros((4, 4, 1), np.uint8)}, r"must be uint8 \(H, W\)"),
         ({"image": lambda self, id: np.zeros((4, 4, 4), np.uint8)}, r"image\('train-0'\) .* uint8 \(H, W, 3\)"),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_data_set_of_a_file_goes_to_processes_that_start_afresh(tmp_path):
     ("text", "message"),
     [
         ("x = 1", "mine.py: registers no data set"),
-        (FILE.format(name="a") + FILE.format(name="b"), "mine.py: registers 2 data sets: a, b"),
+        (FILE.format(name="a") + FILE.format(name="b"), "mine.py: registers 2 data sets \\(a, b\\)"),
         (FILE.format(name="voc"), "mine.py: Bars: a data set 'voc' already exists"),
         (FILE.format(name="a") + "1 / 0", "ZeroDivisionError"),
         (None, "mine.py: cannot be read"),

@@ -147,7 +147,7 @@ def test_any_text_is_read_or_refused_with_a_usage_error(text):
         ("voc:1-15/0,16-20@disjoint", "class 0 (background) of step 1: background belongs to the first step"),
         ("voc:1-15/16-19@disjoint", "no step contains 20 (tvmonitor). Add them to a step (`rest`"),
         ("voc:1-15//16-20@disjoint", "step 1 has no class ''"),
-        ("voc:Cat@disjoint", "no step has the classes 1 (aeroplane)"),
+        ("voc:Cat@disjoint", "no step contains 1 (aeroplane)"),
         ("voc:rest/1-15/rest@disjoint", "rest is already in step 0"),
         ("voc:1-20/rest@disjoint", "step 1: no class is left for rest"),
         ('voc:"cat/1-15@disjoint', "is not a specification"),

@@ -242,7 +242,7 @@ def test_no_voc_at_all(tmp_path: Path):
 def test_no_masks_at_all(tmp_path: Path):
     image(tmp_path, "t1.jpg")
     lists(tmp_path, val="v\n", train="t1\n")
-    with fails(tmp_path, "SegmentationClassAug", "SegmentationClass is", VOC_HOME, SBD_HOME):
+    with fails(tmp_path, "SegmentationClassAug", "SegmentationClass found", VOC_HOME, SBD_HOME):
         Voc(tmp_path)
 
 
