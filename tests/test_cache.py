@@ -308,10 +308,10 @@ def test_where_images_are_kept(wish, device, gpu, ram, expected):
 
 
 @pytest.mark.parametrize(
-    ("wish", "device", "message"),
+    ("setting", "device", "message"),
     [
         ("gpu", "cpu", r"data\.cache = 'gpu', but there is no GPU to train on\. Use 'ram' or 'auto'"),
-        ("gpu", "cuda:0", r"data\.cache = 'gpu' needs 4\.0 GiB on cuda:0, which has 5\.0 GiB free \(the cache may use half"),
+        ("gpu", "cuda:0", r"data\.cache = 'gpu' needs 4\.0 GiB on cuda:0, which has 5\.0 GiB free \(the cache may"),
         (
             "ram",
             "cuda:0",
@@ -320,10 +320,10 @@ def test_where_images_are_kept(wish, device, gpu, ram, expected):
         ("ram", "cpu", r"data\.cache = 'ram' needs 4\.0 GiB on cpu"),
     ],
 )
-def test_a_place_that_does_not_fit_is_refused(wish, device, message):
+def test_a_place_that_does_not_fit_is_refused(setting, device, message):
     sizes: Iterator[tuple[int, int]] = iter([(2**15, 2**15)])  # 4 GiB; also from an iterator that can be read once
     with pytest.raises(SdrsegError, match=message):
-        cache_device(wish, sizes, device, lambda _: 5 * 2**30)
+        cache_device(setting, sizes, device, lambda _: 5 * 2**30)
 
 
 def test_free_memory_of_this_machine(monkeypatch):
