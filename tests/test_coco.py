@@ -190,16 +190,16 @@ def test_mask_content_changes_with_the_label_map_alone(tmp_path: Path) -> None:
         (drawn(5, [[1, 1, 2, 2, 3, 1e9]]), "broken annotation", ["id 5", "coordinates"]),
         (drawn(5, [[1, 1, 2, 2, 3, float("nan")]]), "broken annotation", ["id 5", "coordinates"]),
         (drawn(5, [[[1, 1], [2, 2], [3, 3], [4, 1], [5, 1], [6, 1]]]), "broken annotation", ["id 5", "coordinates"]),
-        (drawn(5, [1, 1, 2, 2, 3, 3]), "broken annotation", ["id 5", "in place of a polygon"]),
-        (drawn(5, [[6, 0, 9, 0, 9, 3]]), "broken annotation", ["id 5", "wholly outside", "4 x 6"]),
-        (drawn(5, [[0, -1, 5, -1, 5, 0], [1, 4, 2, 5, 3, 6]]), "broken annotation", ["id 5", "wholly outside"]),
+        (drawn(5, [1, 1, 2, 2, 3, 3]), "broken annotation", ["id 5", "instead of a polygon"]),
+        (drawn(5, [[6, 0, 9, 0, 9, 3]]), "broken annotation", ["id 5", "outside the image", "4 x 6"]),
+        (drawn(5, [[0, -1, 5, -1, 5, 0], [1, 4, 2, 5, 3, 6]]), "broken annotation", ["id 5", "outside the image"]),
         (drawn(5, []), "broken annotation", ["id 5", "no segmentation"]),
         ({"id": 5, "image_id": 1, "category_id": 3}, "broken annotation", ["id 5", "no segmentation"]),
         (drawn(5, {"size": [4, 6], "counts": [20, 3]}), "broken annotation", ["id 5", "23 pixels", "4 x 6"]),
         (drawn(5, {"size": [6, 4], "counts": [24]}), "broken annotation", ["id 5", "[6, 4]", "[4, 6]"]),
         (drawn(5, {"size": [4, 6], "counts": [30, -6]}), "broken annotation", ["id 5", "whole numbers"]),
         (drawn(5, {"size": [4, 6], "counts": "8"}), "broken annotation", ["id 5", "8 pixels", "4 x 6"]),
-        (drawn(5, {"size": [4, 6], "counts": "P"}), "broken annotation", ["id 5", "break off"]),
+        (drawn(5, {"size": [4, 6], "counts": "P"}), "broken annotation", ["id 5", "cut off"]),
         (drawn(5, {"size": [4, 6], "counts": "@"}), "broken annotation", ["id 5", "negative"]),
         (drawn(5, {"size": [4, 6], "counts": "é"}), "broken annotation", ["id 5", "byte 195"]),
         (drawn(5, {"size": [4, 6]}), "broken annotation", ["id 5", "counts"]),
@@ -242,10 +242,10 @@ def test_broken_image_entries_are_problems(tmp_path: Path) -> None:
         ("broken image entry", "image id 3: height 0 and width 6 must be whole numbers from 1 to 65535"),
         ("broken image entry", "image id 4: file_name is None"),
         ("broken image entry", "images[5] has no id"),
-        ("duplicate id", "image id 1 is there again (images[1]); the first counts"),
-        ("duplicate id", "image id 5: a.jpg is like a.png but for its suffix"),
-        ("no image", f"image id 2: gone.png is in none of: {tmp_path / 'images'}, {tmp_path}"),
-        ("no image", f"image id 6: {'long' * 100} is in none of: {tmp_path / 'images'}, {tmp_path}"),
+        ("duplicate id", "image id 1 occurs again (images[1]); the first is used"),
+        ("duplicate id", "image id 5: a.jpg differs from a.png only in its suffix"),
+        ("no image", f"image id 2: gone.png not found in: {tmp_path / 'images'}, {tmp_path}"),
+        ("no image", f"image id 6: {'long' * 100} not found in: {tmp_path / 'images'}, {tmp_path}"),
     ]
 
 
@@ -285,7 +285,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
             Coco(tmp_path)
     one = [picture(1, "a.png")]
     for categories, words in (
-        ([], ["no class is named"]),
+        ([], ["no classes"]),
         ([{"id": 1}], ["categories[0]", "{'id': 1}"]),
         ([{"id": 1, "name": "cat"}, {"id": 1, "name": "dog"}], ["category id 1", "'cat'", "'dog'"]),
         ([{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}], ["'cat'", "twice"]),

@@ -112,7 +112,7 @@ def test_an_unknown_colour_is_named_with_its_nearest(tmp_path: Path) -> None:
 def test_colours_without_table_and_table_without_colours(tmp_path: Path) -> None:
     with fails(tmp_path / "1/masks/a.png", "#800000", "no colour table", tmp_path / "1/dataset.toml"):
         one_mask(tmp_path / "1", CLASSES, [[[128, 0, 0]]]).mask("a")
-    with fails(tmp_path / "2/masks/a.png", "holds values", tmp_path / "2/dataset.toml", "Save this mask as RGB"):
+    with fails(tmp_path / "2/masks/a.png", "contains values", tmp_path / "2/dataset.toml", "Save this mask as RGB"):
         one_mask(tmp_path / "2", CLASSES + COLOURS, [[0, 1]], mode="P").mask("a")
 
 
@@ -184,7 +184,7 @@ def test_masks_come_back_as_they_were_written(data: st.DataObject) -> None:
         (CLASSES + "ignore = 2", ["ignore = 2", "'dog'"]),
         ('classes = ["a", "b", "a "]', ["'a'", "twice", "entry 1 and entry 3"]),
         ('classes = ["a", " "]', ["entry 2", "empty"]),
-        ("classes = []", ["no class is named"]),
+        ("classes = []", ["no classes"]),
         ('classes = ["background"]', ["the background is the only class"]),
         (CLASSES + 'background = "catt"', ["background = 'catt' is not a class", "'cat'"]),
         (CLASSES + "background = 1.5", ["background", "1.5", "none"]),
@@ -194,8 +194,8 @@ def test_masks_come_back_as_they_were_written(data: st.DataObject) -> None:
         (CLASSES + 'values = {9-3 = "cat"}', ["'9-3' is not a value"]),
         (CLASSES + 'values = {70000 = "cat"}', ["'70000' is not a value"]),
         (CLASSES + 'values = {1 = "cta"}', ["'cta' is not a class", "'cat'"]),
-        (CLASSES + 'values = {1-5 = "cat", 5 = "dog"}', ["value 5 is there twice"]),
-        (CLASSES + COLOURS + 'values = {1 = "cat"}', ["values and colours are both there"]),
+        (CLASSES + 'values = {1-5 = "cat", 5 = "dog"}', ["value 5 occurs twice"]),
+        (CLASSES + COLOURS + 'values = {1 = "cat"}', ["values and colours are both set"]),
         ('values = {0 = "ignore", 1 = "a"}\nbackground = "b"', ["background = 'b' is not a class"]),
         (CLASSES + 'format = "cocoa"', ["format", "coco"]),
         (CLASSES + 'score = "train"', ["score", '"val" or "test"']),
@@ -386,7 +386,7 @@ def test_half_a_split_by_folders(tmp_path: Path, layout: str) -> None:
 
 def test_half_a_split_by_lists(tmp_path: Path) -> None:
     add(tmp_path, "a", "b")
-    with fails(tmp_path, "train.txt is there", "val.txt is missing", "val = 0"):
+    with fails(tmp_path, "found train.txt", "val.txt is missing", "val = 0"):
         Folder(write(tmp_path, train="a\n"))
     folder = Folder(write(tmp_path, CLASSES + "val = 0"))
     assert (folder.ids("train"), folder.ids("val"), folder.split_by) == (("a",), (), "lists train.txt")

@@ -30,7 +30,7 @@ def test_without_background_class_0_is_ours(tmp_path: Path, said: str) -> None:
     assert folder.classes == ("other", "sky", "building", "road") and not folder.score_background
     assert folder.mask("a").tolist() == [[1, 2, 3, 255]]
     (note,) = folder.notes
-    assert "class 0, 'other', stands for what is not labelled yet and is not scored" in note
+    assert "class 0, 'other', is for pixels that are not labelled yet and is not scored" in note
     assert ("'sky', is not called background" in note) == (said == "")
     with pytest.raises(DataError, match=r"the value 3 \(1 pixel\) is neither one of the classes \(0\.\.2: 0 \(sky\)"):
         one_mask(tmp_path, STREET + said, [[3]]).mask("a")

@@ -59,7 +59,9 @@ def test_streets_without_background(told):
     assert "'sky', is not called background, so we assume that there is none" in asked
     Path("street/dataset.toml").write_text(toml)
     shown, steps, *_ = told(commands)
-    assert "is not called background" not in shown and "class 0, 'other', stands for what is not labelled yet" in shown
+    assert (
+        "is not called background" not in shown and "class 0, 'other', is for pixels that are not labelled yet" in shown
+    )
     assert "No image is used twice" in steps
     summary = json.loads(Path("runs/street/summary.json").read_text())
     assert summary["classes"] == ["other", "sky", "building", "road", "car"]
@@ -73,7 +75,7 @@ def test_a_roboflow_export(told):
     _, commands = story(2)
     FORMATS["roboflow_coco"][0](Path("export"))
     shown, *_ = told(commands)
-    assert "Scored on val; test is not used" in shown and "Category 'animals' only stands above" in shown
+    assert "Scored on val; test is not used" in shown and "Category 'animals' is only a parent" in shown
     assert len(list(Path("predictions").rglob("*.png"))) == 6  # three masks, three overlays
     assert sorted(path.name for path in Path("plain").iterdir()) == ["dataset.toml", "images", "masks"]
     left = ["sdrseg data folder:dog/bird,cat@overlapped --data export"]

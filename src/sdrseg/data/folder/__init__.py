@@ -1,4 +1,4 @@
-"""Anyone's own data, in the formats that people have. docs/own-data.md shows them."""
+"""Own data in common formats; docs/own-data.md lists them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sdrseg.errors import DataError
 
 
 class AnyFolder(Folder):
-    """The data set `folder`: opened as what is found in it."""
+    """The data set `folder`, in any format that is recognised."""
 
     @classmethod
     def open(cls, path: Path | None, config: Config) -> Source:
@@ -36,16 +36,16 @@ READERS: dict[str, type[Source]] = {
 
 
 def open_folder(root: Path) -> Source:
-    """The data set in `root`, read as what is found there, or as `format` in dataset.toml says."""
+    """The data set in `root`, in the format that `format` in dataset.toml names or that its files show."""
     root = Path(root)
     if not root.is_dir():
-        raise DataError(f"{root}: no such folder. Give the folder that holds your data.\n{LAYOUTS}")
+        raise DataError(f"{root}: no such folder. Name the folder that contains your data.\n{LAYOUTS}")
     if said := read_format(root):
         return _open(said, root)
     found = _recognise(root)
     if len(found) > 1:
         names = " and ".join(f'{what} (format = "{name}")' for name, what in found.items())
-        raise DataError(f"{root}: both {names} are there. Say in dataset.toml which to use, or move the other away.")
+        raise DataError(f"{root}: found both {names}. Choose one in dataset.toml, or move the other away.")
     return _open(next(iter(found), "masks"), root)
 
 
@@ -54,11 +54,11 @@ def _open(format: str, root: Path) -> Source:
 
 
 def _recognise(root: Path) -> dict[str, str]:
-    """The formats whose files are there, and a name of those."""
+    """The formats that were found, each with the name of its files."""
     found: dict[str, str] = {}
     if coco := annotation_files(root):
         found["coco"] = " and ".join(path.relative_to(root).as_posix() for path in coco.values())
-    elif panoptic := panoptic_files(root):  # the COCO download has both; it is read as instances unless format says so
+    elif panoptic := panoptic_files(root):  # the COCO download has both; instances are the default
         found["panoptic"] = " and ".join(path.relative_to(root).as_posix() for path in panoptic.values())
     if (told := yaml_file(root)) is not None:
         found["yolo"] = told.name

@@ -1,7 +1,7 @@
 """Which class is the background.
 
-Class 0 of every data set is the background or, where there is none, a class of our own: "other", which stands for
-what is not labelled yet and is never scored.
+Class 0 of every data set is the background. If there is none, we add a class "other" for pixels that are not labelled
+yet; it is never scored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sdrseg.labels import VOID
 NONE = "none"
 IGNORE = "ignore"
 OTHER = ("other", "not labelled yet", "no class")
-"""The name of class 0 where there is no background: the first that is free."""
+"""The name of class 0 if there is no background: the first that is not taken."""
 
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of a data set, class 0 first, and what was assumed to know them."""
+    """The classes of a data set, class 0 first, and a note on assumptions."""
 
     names: tuple[str, ...]
     has_background: bool
@@ -34,12 +34,12 @@ class Classes:
 
 
 def looks_like_background(name: str) -> bool:
-    """Whether a class is called background, in one of the usual ways."""
+    """Whether a class has one of the usual names of the background."""
     return re.sub(r"[\W_]", "", name.lower()) in ("background", "bg", "unlabelled", "unlabeled")
 
 
 def arrange(settings: Settings, names: Sequence[str], implied: bool = False, file: Path | None = None) -> Classes:
-    """Put the background first. `implied`: what nobody has drawn is background (in polygons), named or not.
+    """Put the background first. `implied`: pixels outside all polygons are background, named or not.
 
     `file`: where the names come from, if not from the settings.
     """
@@ -58,8 +58,8 @@ def arrange(settings: Settings, names: Sequence[str], implied: bool = False, fil
     if called is not None or implied:
         return _with_background(file, names, called or "background")
     asked = (
-        f"Class 0, {names[0]!r}, is not called background, so we assume that there is none: {names[0]!r} is a "
-        f'class like the others. Say so with `background = "none"` in {file}, or, if it is the background, with '
+        f"Class 0, {names[0]!r}, is not called background, so we assume that there is none and treat {names[0]!r} like "
+        f'any other class. Confirm this with `background = "none"` in {file}; if it is the background, write '
         f"`background = {_quoted(names[0])}`."
     )
     return _without(file, names, asked)
@@ -68,7 +68,7 @@ def arrange(settings: Settings, names: Sequence[str], implied: bool = False, fil
 def arrange_named(
     settings: Settings, names: Sequence[str], file: Path, implied: bool = True
 ) -> tuple[Classes, dict[str, int]]:
-    """The classes of annotations that name them, and the label of each name, after the table of values."""
+    """The classes of annotations that use names, and the label of each name after applying `values`."""
     check_classes(file, names)
     for name in settings.values:
         if name not in names:
@@ -83,13 +83,13 @@ def _with_background(file: Path, names: Sequence[str], background: str) -> Class
     ordered = (background, *(name for name in names if name != background))
     if len(ordered) < 2:
         raise DataError(f"{file}: the background is the only class. Name at least one more.")
-    moved = f"The background is class {background!r}, which becomes class 0." if background in names[1:] else ""
+    moved = f"The class {background!r} is the background and becomes class 0." if background in names[1:] else ""
     return Classes(check_classes(file, ordered), True, moved)
 
 
 def _without(file: Path, names: Sequence[str], note: str = "") -> Classes:
     other = next(name for name in OTHER if name not in names)
-    said = f"There is no background: class 0, {other!r}, stands for what is not labelled yet and is not scored."
+    said = f"There is no background: class 0, {other!r}, is for pixels that are not labelled yet and is not scored."
     return Classes(check_classes(file, (other, *names)), False, f"{note} {said}".strip())
 
 

@@ -25,7 +25,7 @@ class Coco(Drawn):
         settings = read_settings(root, named="COCO JSON")
         found = annotation_files(root)
         if not found:
-            raise DataError(f"{root}: neither annotations.json nor annotations/*train*.json is there.\n{LAYOUTS}")
+            raise DataError(f"{root}: neither annotations.json nor annotations/*train*.json found.\n{LAYOUTS}")
         paths: dict[Split | None, Path] = {None: found[""]} if "" in found else {}
         note = ""
         if not paths:
@@ -51,13 +51,13 @@ class Coco(Drawn):
         self.format = f"COCO JSON ({by.removeprefix('files ')})"
         if dummies:
             left = ", ".join(repr(first.categories[number]) for number in sorted(dummies))
-            self.notes += (f"Category {left} only stands above the others and is left out, as no annotation is of it.",)
+            self.notes += (f"Category {left} is only a parent of others and has no annotations; it is left out.",)
 
 
 def annotation_files(root: Path) -> dict[str, Path]:
-    """The COCO files of a folder by part of the data set: {"": …} for one with all, {"train": …, "val": …}, or none."""
+    """The COCO files of a folder by split: {"": …} for a single file, {"train": …, "val": …}, or none."""
     listed = sorted(path for path in (root / "annotations").glob("*.json") if not path.name.startswith("panoptic"))
-    # The COCO download has captions, key points and stuff beside the instances.
+    # The COCO download also has files of captions, key points and stuff.
     instances = [path for path in listed if path.name.startswith("instances")]
     by_part: dict[str, list[Path]] = {}
     for path in instances or listed:
@@ -67,16 +67,14 @@ def annotation_files(root: Path) -> dict[str, Path]:
     for part, paths in by_part.items():
         if len(paths) > 1:
             names = ", ".join(path.name for path in paths)
-            raise DataError(
-                f"{root / 'annotations'}: several files for {part or 'all'}: {names}. Keep one of them there."
-            )
+            raise DataError(f"{root / 'annotations'}: several files for {part or 'all'}: {names}. Keep one of them.")
     found = {part: paths[0] for part, paths in by_part.items()}
     for part, folder in split_folders(root).items():
         if (folder / ROBOFLOW).is_file():
             found.setdefault(part, folder / ROBOFLOW)
     alone = next((root / name for name in ALONE if (root / name).is_file()), None)
     if alone is not None and found:
-        raise DataError(f"{root}: both {alone.name} and {next(iter(found.values()))} are there. Keep one.")
+        raise DataError(f"{root}: found both {alone.name} and {next(iter(found.values()))}. Keep one.")
     return {"": alone} if alone is not None else found
 
 
@@ -87,7 +85,7 @@ def _name_of_part(found: dict[str, Path]) -> str:
 
 
 def image_folders(root: Path, path: Path, part: str) -> list[Path]:
-    """Where the images of an annotation file may lie, the likeliest first."""
+    """Folders that may contain the images of an annotation file, most likely first."""
     if path.name == ROBOFLOW:
         return [path.parent, path.parent / "images"]
     if not part:
@@ -107,4 +105,4 @@ def _same_categories(first: AnnotationFile, other: AnnotationFile) -> None:
             for f in (first, other)
             if f.categories.get(id) == name
         ]
-        raise DataError(f"{other.path}: other categories than {first.path}: {'; '.join(there)}. Make them the same.")
+        raise DataError(f"{other.path}: categories differ from {first.path}: {'; '.join(there)}. Make them the same.")

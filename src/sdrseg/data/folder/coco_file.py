@@ -1,4 +1,4 @@
-"""One COCO JSON file, checked: what is broken becomes a problem and is passed over."""
+"""One COCO JSON file. Broken entries become problems and are skipped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AnnotationFile:
 
     @property
     def dummies(self) -> set[int]:
-        """Categories that only stand above others, as Roboflow's first does: no annotation is of them."""
+        """Categories without annotations that are only parents of others, such as Roboflow's first one."""
         entries = [entry for entry in self._data["annotations"] if isinstance(entry, dict)]
         used = {number for entry in entries if isinstance(number := entry.get("category_id"), int)}
         parents = set(self._above.values())
@@ -49,13 +49,13 @@ class AnnotationFile:
         }
 
     def drawings(self, folders: list[Path], prefix: str, class_of: Mapping[int, int]) -> dict[str, Drawing]:
-        """The images by id, with what is drawn on them; `folders`: where they may lie."""
+        """The images by id with their shapes; `folders`: where to look for them."""
         listed = self._list_images(self._data["images"], prefix)
         self._add_drawings(self._data["annotations"], listed, class_of)
         usable = [image for image in listed.values() if image is not None]
         if self._data["annotations"] and not any(image.shapes for image in usable):
             raise DataError(
-                f"{self.path}: none of its annotations can be used. The first problem: {self.problems[0].detail}"
+                f"{self.path}: none of its annotations can be used. First problem: {self.problems[0].detail}"
             )
         found = self._find_images(usable, folders)
         return {
@@ -68,7 +68,7 @@ class AnnotationFile:
         self.problems.append(Problem(str(self.path), kind, detail))
 
     def _list_images(self, entries: list[Any], prefix: str) -> dict[int | str, _Listed | None]:
-        """The images by their number in the file; None where the entry is broken."""
+        """The images by their id in the file; None if the entry is broken."""
         listed: dict[int | str, _Listed | None] = {}
         file_names: dict[str, str] = {}
         for position, entry in enumerate(entries):
@@ -77,7 +77,7 @@ class AnnotationFile:
                 self._problem("broken image entry", f"images[{position}] has no id")
             elif number in listed:
                 self._problem(
-                    "duplicate id", f"image id {number!r} is there again (images[{position}]); the first counts"
+                    "duplicate id", f"image id {number!r} occurs again (images[{position}]); the first is used"
                 )
             else:
                 listed[number] = None
@@ -89,7 +89,8 @@ class AnnotationFile:
                 if image.id in file_names:
                     other = file_names[image.id]
                     self._problem(
-                        "duplicate id", f"image id {number!r}: {image.file_name} is like {other} but for its suffix"
+                        "duplicate id",
+                        f"image id {number!r}: {image.file_name} differs from {other} only in its suffix",
                     )
                     continue
                 file_names[image.id] = image.file_name
@@ -108,11 +109,11 @@ class AnnotationFile:
                 continue
             image = listed[number]
             if image is None:
-                continue  # the image entry itself is a problem already
+                continue  # already reported
             if not isinstance(category, int) or category not in class_of:
                 self._problem("unknown category", f"{name}: category_id {category!r} is not in categories")
             elif given.get("ignore"):
-                self._problem("ignored annotation", f"{name}: ignore is set; it is not painted")
+                self._problem("ignored annotation", f"{name}: ignore is set; it is not used")
             else:
                 try:
                     area, shape = drawing(given.get("segmentation"), image.size)
@@ -131,20 +132,18 @@ class AnnotationFile:
             paths = (folder / image.file_name for folder in folders)
             path = next((path for path in paths if _is_file(path)), None)
             if path is None:
-                self._problem("no image", f"image id {image.number!r}: {image.file_name} is in none of: {where}")
+                self._problem("no image", f"image id {image.number!r}: {image.file_name} not found in: {where}")
             else:
                 found[image.id] = path
         if not found:
-            raise DataError(
-                f"{self.path}: none of its images was found; file names are looked for in: {where}.\n{LAYOUTS}"
-            )
+            raise DataError(f"{self.path}: none of its images was found in: {where}.\n{LAYOUTS}")
         return found
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long for the file system, for one
+    except OSError:  # for example, a name that is too long
         return False
 
 
@@ -155,13 +154,15 @@ def load_json(path: Path) -> dict[str, list[Any]]:
         raise DataError(f"{path}: not valid JSON: {error}. Export it again.") from error
     for key in ("images", "annotations", "categories"):
         if not isinstance(data, dict) or not isinstance(data.get(key), list):
-            raise DataError(f"{path}: has no list {key!r}, so it is not a COCO file of instances. Export it as such.")
+            raise DataError(
+                f"{path}: no list {key!r}, so it is not a COCO file of instances. Export it again in this format."
+            )
     lists: dict[str, list[Any]] = data
     return lists
 
 
 def read_categories(path: Path, entries: list[Any]) -> tuple[dict[int, str], dict[int, str]]:
-    """Category names, and those of the categories above them, by category id, in order of id."""
+    """The names of categories and of their parents, by category id, in order of id."""
     names: dict[int, str] = {}
     above: dict[int, str] = {}
     for position, entry in enumerate(entries):
@@ -169,7 +170,7 @@ def read_categories(path: Path, entries: list[Any]) -> tuple[dict[int, str], dic
         if not isinstance(number, int) or not isinstance(name, str):
             raise DataError(f"{path}: categories[{position}] needs a whole number as id and a name; it is {entry!r}.")
         if number in names:
-            raise DataError(f"{path}: category id {number} is there twice ({names[number]!r}, {name!r}). Correct one.")
+            raise DataError(f"{path}: category id {number} occurs twice ({names[number]!r}, {name!r}). Correct one.")
         names[number] = name.strip()
         above[number] = str(entry.get("supercategory", ""))
     return dict(sorted(names.items())), above
@@ -180,7 +181,7 @@ def _image(entry: dict[str, Any], prefix: str) -> _Listed:
     if not isinstance(file_name, str) or not Path(file_name).name:
         raise BrokenError(f"file_name is {file_name!r}")
     if Path(file_name).is_absolute() or ".." in Path(file_name).parts:
-        raise BrokenError(f"file_name {file_name!r} leads out of the folder of the data set")
+        raise BrokenError(f"file_name {file_name!r} points outside the folder of the data set")
     height, width = entry.get("height"), entry.get("width")
     if not (isinstance(height, int) and isinstance(width, int) and 0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE):
         raise BrokenError(f"height {height!r} and width {width!r} must be whole numbers from 1 to {MAX_SIDE}")

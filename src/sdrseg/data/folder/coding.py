@@ -19,7 +19,7 @@ UNKNOWN = -1
 
 
 class Coding:
-    """From what mask files store to label maps: class ids and 255."""
+    """Converts the values or colours of mask files to label maps of class ids and 255."""
 
     def __init__(self, settings: Settings) -> None:
         self.file = settings.file
@@ -38,7 +38,7 @@ class Coding:
         self._as_stored = self.values is not None and _is_identity(self.values, len(self.classes.names))
 
     def __str__(self) -> str:
-        """Everything that decides what is read, as a text."""
+        """Everything that determines how masks are read, as text."""
         values = {} if self.values is None else {int(v): int(self.values[v]) for v in np.flatnonzero(self.values >= 0)}
         return f"folder: {len(self.classes.names)} classes, values {values}, colours {self.colours}"
 
@@ -51,10 +51,10 @@ class Coding:
         if stored.ndim == 3:
             return self._from_colours(stored, path)
         if self.values is None:
-            # The index of a palette that some program chose, or a grey level, says nothing about the colour table.
+            # Palette indices and grey levels cannot be matched with the colour table.
             raise DataError(
-                f"{path}: holds values, but {self.file} has a colour table (colours). "
-                "Save this mask as RGB, or remove colours if all masks hold class ids."
+                f"{path}: contains values, but {self.file} has a colour table (colours). "
+                "Save this mask as RGB, or remove colours if all masks contain class ids."
             )
         return self._from_values(stored, path)
 
@@ -99,14 +99,16 @@ class Coding:
                 span = slice(int(first), int(last or first) + 1)
                 if given[span].any():
                     twice = int(np.flatnonzero(given[span])[0]) + span.start
-                    raise DataError(f"{self.file}: values: the value {twice} is there twice. Each means one class.")
+                    raise DataError(
+                        f"{self.file}: values: the value {twice} occurs twice. Each value needs exactly one class."
+                    )
                 given[span], values[span] = True, label
         self.colours = dict(sorted(self.colours.items()))
         self.values = values if given.any() or not self.colours else None
 
     def _from_values(self, stored: NDArray[Any], path: Path) -> Array:
         assert self.values is not None
-        if self._as_stored and stored.dtype == np.uint8:  # a foreign value is handed on: the audit counts it
+        if self._as_stored and stored.dtype == np.uint8:  # unknown values stay: the audit counts them
             labels = self.values[:256].copy()
             labels[labels < 0] = np.flatnonzero(labels < 0)
             table: Array = labels.astype(np.uint8)
@@ -125,9 +127,7 @@ class Coding:
         ignored = np.flatnonzero(self.values == VOID).tolist()
         advice = f"the classes or ignore in {self.file}."
         if self._has_table:
-            advice = (
-                f'say what it means in {self.file}: values = {{{value} = "…"}}, a class, "background" or "{IGNORE}".'
-            )
+            advice = f'add it to {self.file}: values = {{{value} = "…"}}, with a class, "background" or "{IGNORE}".'
         means = ", ".join(f"{v} ({self.classes.names[int(self.values[v])]})" for v in known[:8])
         many = quantity(pixels, "pixel")
         return (
@@ -141,8 +141,8 @@ class Coding:
             found = ", ".join(f"#{c:06x}" for c in np.unique(packed)[:5])
             toml = self.file.with_name("dataset.toml")
             raise DataError(
-                f"{path}: a colour mask (it holds {found}, …), but {self.file} has no colour table. "
-                f"Give {toml} `colours`, one per class, or save the masks as 8-bit PNG of class ids."
+                f"{path}: a colour mask (with {found}, …), but {self.file} has no colour table. "
+                f"Add `colours` to {toml}, one per class, or save the masks as 8-bit PNG of class ids."
             )
         colours = np.array(list(self.colours), np.uint32)
         labels = np.array(list(self.colours.values()), np.uint8)
@@ -163,13 +163,13 @@ class Coding:
             more = f" ({quantity(len(values) - 1, 'more colour')}, {quantity(unknown.size, 'pixel')} in all)"
         return (
             f"{path}: {many} of the colour #{most:06x}{more}, which is not in the colour table of "
-            f"{self.file}; the nearest there is #{near:06x}, {name}. Add the colour to the table or "
-            "correct the mask; blended colours come from smoothing, resizing or JPEG: export as PNG without them."
+            f"{self.file}; the nearest is #{near:06x}, {name}. Add the colour to the table or correct the mask. "
+            "Mixed colours come from antialiasing, resizing or JPEG: export as PNG without these."
         )
 
 
 def _classes(settings: Settings) -> Classes:
-    """The class list, or the names in the table of values in the order in which they stand there."""
+    """The class list, or the names in the table of values in their order there."""
     if settings.classes:
         return arrange(settings, settings.classes)
     names = list(dict.fromkeys(name for name in settings.values.values() if name != IGNORE))
@@ -183,7 +183,7 @@ def _is_identity(values: NDArray[np.int16], classes: int) -> bool:
 
 
 def _spans(values: list[int]) -> str:
-    """1, 2, 3, 7 as "1..3, 7"."""
+    """For example "1..3, 7" for 1, 2, 3, 7."""
     parts: list[list[int]] = []
     for value in values:
         if parts and value == parts[-1][1] + 1:

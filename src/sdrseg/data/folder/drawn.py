@@ -1,7 +1,7 @@
-"""Label maps that are drawn: polygons and run lengths, painted over each other when a mask is read.
+"""Label maps from polygons and run lengths, which are painted over each other when a mask is read.
 
-What decides a label map is kept as one short JSON text per image, in painting order: it is drawn anew on each read, and
-it is what the class index is keyed by.
+The shapes of an image are kept as one short JSON text in painting order. It is painted on each read and is the key of
+the class index.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sdrseg.labels import VOID
 
 @dataclass
 class Drawing:
-    """One image and what is drawn on it."""
+    """One image and its shapes."""
 
     file: Path
-    where: str  # how messages name its annotations
+    where: str  # the name of its annotations in messages
     size: tuple[int, int]  # height, width
     shapes: list[tuple[tuple[bool, float], int, Any]] = field(default_factory=list)  # order, class id, what is drawn
 
@@ -38,7 +38,7 @@ class Drawing:
 
 
 class Drawn(Source):
-    """Images with drawings."""
+    """A data set of images with shapes."""
 
     name = "folder"
     root: Path
@@ -52,7 +52,7 @@ class Drawn(Source):
         problems: Iterable[Problem],
         note: str = "",
     ) -> None:
-        """Keep the drawings of each split, or of None, to be split here; `by`: what made the split, in words."""
+        """Store the drawings of each split, or split those of None here; `by`: how they were split, in words."""
         self.classes = classes.names
         self.has_background = classes.has_background
         self.score_background = classes.has_background and settings.score_background

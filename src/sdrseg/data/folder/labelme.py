@@ -1,4 +1,4 @@
-"""LabelMe: beside each image a JSON file of the same name with labelled shapes."""
+"""LabelMe: next to each image, a JSON file of the same name with labelled shapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sdrseg.labels import VOID
 
 IGNORE = "__ignore__"
 CORNERS = 64
-"""Of the polygon that stands for a circle."""
+"""The number of corners of the polygon that approximates a circle."""
 
 
 class LabelMe(Drawn):
@@ -40,11 +40,11 @@ class LabelMe(Drawn):
         pictures, more = find_by_id(root, PICTURE_SUFFIXES)
         problems += [
             *more,
-            *(Problem(str(pictures[i]), "no mask", "no .json beside it") for i in pictures if i not in files),
+            *(Problem(str(pictures[i]), "no mask", "no .json next to it") for i in pictures if i not in files),
         ]
         names = list(settings.classes) or sorted({name for _, told in files.values() for name in _labels(told)})
         if not names:
-            raise DataError(f"{root}: no .json beside an image holds a labelled shape.\n{LAYOUTS}")
+            raise DataError(f"{root}: no .json next to an image contains a labelled shape.\n{LAYOUTS}")
         classes, label_of = arrange_named(settings, names, settings.file)
         label_of[IGNORE] = VOID
         drawings: dict[str, Drawing] = {}
@@ -74,7 +74,7 @@ class LabelMe(Drawn):
 
 
 def is_labelme(root: Path) -> bool:
-    """Whether the first JSON file that is found below the root is one of LabelMe."""
+    """Whether the first JSON file below the root is in LabelMe's format."""
     name = next((name for name in find_files(root) if name.endswith(".json")), None)
     try:
         return name is not None and bool(_load(root / name))
@@ -88,7 +88,7 @@ def _load(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: not valid JSON: {error}.") from error
     if not isinstance(told, dict) or not isinstance(told.get("shapes"), list):
-        raise DataError(f"{file}: has no list 'shapes', so it is not from LabelMe.")
+        raise DataError(f"{file}: no list 'shapes', so it is not a LabelMe file.")
     return told
 
 
@@ -98,13 +98,13 @@ def _labels(told: dict[str, Any]) -> set[str]:
 
 
 def _drawing(file: Path, told: dict[str, Any], picture: Path | None) -> Drawing:
-    """The image of a JSON file: of the same name, or the one beside it that imagePath names."""
+    """The image of a JSON file: the one with the same name, or the one next to it that imagePath names."""
     named = told.get("imagePath")
     if picture is None and isinstance(named, str):
         beside = file.parent / Path(named.replace("\\", "/")).name
         picture = beside if beside.is_file() else None
     if picture is None:
-        raise BrokenError(f"there is neither a picture of the same name nor {named!r} beside it")
+        raise BrokenError(f"neither a picture of the same name nor {named!r} next to it")
     return Drawing(picture, str(file), picture_size(picture))
 
 
@@ -119,7 +119,7 @@ def _shape(shape: Any, label_of: dict[str, int]) -> tuple[int, list[float]]:
     except (TypeError, ValueError):
         raise BrokenError("points are not pairs of numbers") from None
     if kind in ("rectangle", "circle") and len(corners) != 2:
-        raise BrokenError(f"a {kind} of {quantity(len(corners), 'point')}; it takes 2")
+        raise BrokenError(f"a {kind} with {quantity(len(corners), 'point')}; it needs 2")
     if kind == "rectangle":
         (left, top), (right, bottom) = corners
         corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
@@ -128,5 +128,5 @@ def _shape(shape: Any, label_of: dict[str, int]) -> tuple[int, list[float]]:
         turns = [2 * math.pi * n / CORNERS for n in range(CORNERS)]
         corners = [(x + radius * math.cos(turn), y + radius * math.sin(turn)) for turn in turns]
     elif kind != "polygon":
-        raise BrokenError(f"a {kind}; draw polygons, rectangles or circles")
+        raise BrokenError(f"a {kind}; only polygons, rectangles and circles are supported")
     return label_of[name.strip()], [number for corner in corners for number in corner]

@@ -16,7 +16,7 @@ from sdrseg.data.folder.proposal import ask_for_classes
 from sdrseg.data.folder.settings import Settings, read_settings, read_text
 from sdrseg.data.folder.splits import SPLITS, Splits, check_splits, choose_parts, list_files, lists_or_share, unpaired
 from sdrseg.data.source import PICTURE_SUFFIXES, Array, PictureFiles, Problem, open_picture, read_label
-from sdrseg.errors import DataError
+from sdrseg.errors import DataError, quantity
 
 LABELMAP = "labelmap.txt"
 IGNORED = ("void", "ignore", "ignored")
@@ -60,7 +60,7 @@ class Folder(PictureFiles):
         return str(self._coding)
 
     def _split(self) -> tuple[Splits, str]:
-        """Find images and masks, and what makes the split of them; with a note where that was not plain."""
+        """Find images and masks and split them; with a note if the split needs an explanation."""
         root, settings = self.root, self.settings
         if listed := pair_lists(root):
             parts, note = choose_parts(settings, root, listed, "{}.txt")
@@ -96,13 +96,16 @@ class Folder(PictureFiles):
 
 
 def _outside(folder: Path) -> list[Problem]:
-    """Pictures that lie beside the folders of the splits."""
+    """Pictures next to the folders of the splits."""
     pictures = (path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in PICTURE_SUFFIXES)
-    return [Problem(str(path), "in no split", "it lies beside the folders train and val") for path in pictures]
+    return [
+        Problem(str(path), "in no split", "it is next to the folders train and val, not in one of them")
+        for path in pictures
+    ]
 
 
 def _read_as_rgb(path: Path) -> Array:
-    """The colours of a mask, those of its palette where it has one."""
+    """The colours of a mask, through its palette if it has one."""
     with open_picture(path) as picture:
         return np.asarray(picture if picture.mode == "RGB" else Image.Image.convert(picture, "RGB"))
 
@@ -122,11 +125,11 @@ def _read_labelmap(settings: Settings, file: Path) -> Settings:
             raise DataError(f"{file}, line {number}: {line!r} is not NAME:RED,GREEN,BLUE::. Correct it.") from None
         if colour in values:
             raise DataError(
-                f"{file}, line {number}: the colour of {name.strip()!r} is that of {values[colour]!r}, too."
+                f"{file}, line {number}: {name.strip()!r} has the same colour as {values[colour]!r}. Change one."
             )
         values[colour] = IGNORE if name.strip().lower() in IGNORED else name.strip()
     if len(values) < 2:
-        raise DataError(f"{file}: names {len(values)} classes; at least 2 are needed.")
+        raise DataError(f"{file}: {quantity(len(values), 'colour')}; at least 2 are needed.")
     return replace(settings, file=file, values=values)
 
 

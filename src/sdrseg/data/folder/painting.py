@@ -1,4 +1,4 @@
-"""COCO segmentations: polygons and run lengths, checked, measured and painted."""
+"""COCO segmentations, polygons and run lengths: checks, areas, painting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sdrseg.data.source import Array
 from sdrseg.errors import quantity
 
 MAX_SIDE = 65535
-"""Longer sides, and coordinates beyond a few times that, are mistakes in the file."""
+"""Longer sides, and coordinates beyond ten times that, are errors in the file."""
 
 FINER = 5
 """Polygons are drawn on a grid finer by this factor and read at the pixel centres (odd: there is a middle cell)."""
@@ -23,11 +23,11 @@ FINE_PIXELS = 1_000_000
 
 
 class BrokenError(Exception):
-    """An entry of the file that cannot be used; the text says why."""
+    """An entry of a file cannot be used; the message says why."""
 
 
 def drawing(segmentation: Any, size: tuple[int, int]) -> tuple[float, Any]:
-    """The area of a segmentation, and the part of it that decides what is painted."""
+    """The area of a segmentation, and the part of it that is needed for painting."""
     height, width = size
     if isinstance(segmentation, dict):
         if segmentation.get("size") != [height, width]:
@@ -41,43 +41,43 @@ def drawing(segmentation: Any, size: tuple[int, int]) -> tuple[float, Any]:
         raise BrokenError("no segmentation (polygons or run lengths)")
     polygons = [_corners(polygon) for polygon in segmentation]
     if all((x.max() <= 0) | (y.max() <= 0) | (x.min() >= width) | (y.min() >= height) for x, y in polygons):
-        raise BrokenError(f"polygons wholly outside the image of {height} x {width}")
+        raise BrokenError(f"all polygons are outside the image of {height} x {width}")
     return sum(abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1))) / 2 for x, y in polygons), segmentation
 
 
 def _corners(polygon: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The coordinates x and y of a polygon."""
     if not isinstance(polygon, list):
-        raise BrokenError(f"{polygon!r} in place of a polygon [x, y, x, y, …]")
+        raise BrokenError(f"{polygon!r} instead of a polygon [x, y, x, y, …]")
     if len(polygon) % 2 or len(polygon) < 6:
-        raise BrokenError(f"a polygon of {quantity(len(polygon), 'number')}; it takes pairs x, y for at least 3 points")
+        raise BrokenError(f"a polygon of {quantity(len(polygon), 'number')}; it needs pairs x, y for at least 3 points")
     try:
         numbers = np.array(polygon, np.float64)
     except (TypeError, ValueError, OverflowError):
         numbers = np.array([np.nan])
     if numbers.ndim != 1 or not (abs(numbers) <= 10 * MAX_SIDE).all():
-        raise BrokenError("a polygon with something else than numbers that can be pixel coordinates")
+        raise BrokenError("a polygon with values that cannot be pixel coordinates")
     return numbers[0::2], numbers[1::2]
 
 
 def run_lengths(counts: Any) -> list[int]:
-    """The lengths of the runs of 0 and 1, in turn, from either of COCO's codings."""
+    """The lengths of alternating runs of 0 and 1, from either of COCO's encodings."""
     if isinstance(counts, list):
         if not all(isinstance(run, int) and run >= 0 for run in counts):
-            raise BrokenError("run lengths that are not whole numbers from 0 up")
+            raise BrokenError("run lengths that are not whole numbers of 0 or more")
         return counts
     if isinstance(counts, str):
         counts = counts.encode("utf-8", "surrogatepass")
     if not isinstance(counts, bytes):
-        raise BrokenError(f"counts is {type(counts).__name__}, not a list or a text")
-    # Each character holds 6 bits above 48 ("0"): 5 of the number, low ones first, and one that says that more follow.
-    # From the fourth run on, the number is the difference to the run two before; the top bit of 5 is its sign.
+        raise BrokenError(f"counts is {type(counts).__name__}, not a list or a string")
+    # Each character minus 48 ("0") has 6 bits: 5 bits of the number, lowest first, and one that is set if more follow.
+    # From the fourth run on, the number is the difference to the run two before; the highest of the 5 bits is its sign.
     runs: list[int] = []
     value = shift = 0
     for character in counts:
         bits = character - 48
         if not 0 <= bits < 64:
-            raise BrokenError(f"run lengths with the byte {character}, which their coding does not have")
+            raise BrokenError(f"run lengths with the invalid byte {character}")
         value |= (bits & 31) << shift
         shift += 5
         if bits & 32:
@@ -87,12 +87,12 @@ def run_lengths(counts: Any) -> list[int]:
         runs.append(value + (runs[-2] if len(runs) > 2 else 0))
         value = shift = 0
     if shift or min(runs, default=0) < 0:
-        raise BrokenError("run lengths that break off or turn negative")
+        raise BrokenError("run lengths that are cut off or negative")
     return runs
 
 
 def paint(content: bytes) -> Array:
-    """The label map that a `mask_content` stands for."""
+    """The label map of a `mask_content`."""
     parts = json.loads(content)
     labels = np.full(parts["size"], parts.get("ground", 0), np.uint8)
     for class_id, drawing in parts["annotations"]:
@@ -105,20 +105,20 @@ def paint(content: bytes) -> Array:
 
 
 def _inside_runs(runs: list[int], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Runs go down the columns."""
+    """Runs are column by column."""
     height, width = shape
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
 
 
 def _fill(labels: Array, points: NDArray[np.float64], class_id: int) -> None:
-    """Paint the pixels whose centre lies in the polygon; pixel 0 reaches from coordinate 0 to 1."""
+    """Paint the pixels whose centre is inside the polygon; pixel 0 covers coordinates 0 to 1."""
     picture = labels.shape[::-1]
     left, top = np.clip(np.floor(points.min(axis=0)), 0, picture).astype(int).tolist()
     right, bottom = np.clip(np.ceil(points.max(axis=0)), 0, picture).astype(int).tolist()
     if left >= right or top >= bottom:
         return
-    # Pillow cuts coordinates to whole numbers and paints the outline too: on the pixel grid itself every object would
-    # come out about a pixel too wide.
+    # Pillow truncates coordinates and also paints the outline: on the pixel grid itself, every object would be about a
+    # pixel too wide.
     finer = FINER if (right - left) * (bottom - top) <= FINE_PIXELS else 1
     canvas = Image.new("L", ((right - left) * finer, (bottom - top) * finer))
     cells = np.rint((points - (left, top)) * finer - 0.5).astype(int)

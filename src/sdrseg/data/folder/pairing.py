@@ -1,4 +1,4 @@
-"""Images and the mask files that belong to them: folders of either, side by side, or lists of pairs."""
+"""Images and their mask files: in two folders, side by side in one, or in lists of pairs."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ MASKS = (
     "segmentations", "gt", "groundtruth", "ground_truth", "labelmaps", "stuffthingmaps",
 )  # fmt: skip
 BESIDE = ("annot", "_annot", "_labels", "_label", "_masks", "_mask", "masks", "labels")
-"""What the folder of the masks of "train" is called where it lies beside it."""
+"""Suffixes for the folder of the masks of "train", if it is next to it."""
 ENDS = ("_mask", "-mask", " mask", "_masks", "_label", "_labels", "_seg", "_segmentation", "_gt", "_annotation", "_l")
 STARTS = ("mask_", "label_", "gt_")
 
 
 @dataclass
 class Pairs:
-    """Images and masks by id, and what does not fit."""
+    """Images and masks by id, and problems."""
 
     images: dict[str, Path] = field(default_factory=dict)
     masks: dict[str, Path] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
-Place = tuple[Path, Path]  # of images and of masks; the same folder where they lie side by side
+Place = tuple[Path, Path]  # folders of images and of masks; the same if they are side by side
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where images and masks lie, by part of the data set ("" for all of them)."""
+    """The folders of images and masks by split ("" for all of them)."""
 
     parts: dict[str, Place]
-    name: str = ""  # of a part's images in messages, with {} in place of the part
-    around: Path | None = None  # the folder of images that holds those of the parts
+    name: str = ""  # the folder of images in messages, with {} for the split
+    around: Path | None = None  # the folder above the images of the splits
 
 
 def find_layout(root: Path) -> Layout:
-    """How images and masks are laid out in a folder."""
+    """The layout of images and masks in a folder."""
     found = [layout for layout in (_by_kind(root), _by_part(root)) if layout is not None]
     if len(found) > 1:
         names = [next(iter(layout.parts.values()))[0].relative_to(root).as_posix() for layout in found]
-        raise DataError(f"{root}: both {' and '.join(names)} are there. Keep one of these layouts.")
+        raise DataError(f"{root}: found both {' and '.join(names)}. Keep one of these layouts.")
     if not found and side_by_side(root):
         return Layout({"": (root, root)})
     if not found:
         missing = root / ("masks" if named(root, IMAGES) else "images")
-        raise DataError(f"{missing}: no such folder; {_holdings(root)}.\n{LAYOUTS}")
+        raise DataError(f"{missing}: no such folder; {_listing(root)}.\n{LAYOUTS}")
     return found[0]
 
 
 def _by_kind(root: Path) -> Layout | None:
-    """images/ and masks/, each with or without folders of the parts."""
+    """images/ and masks/, each with or without folders for the splits."""
     images, masks = named(root, IMAGES), named(root, MASKS, pictures=True)
     if images is None or masks is None:
         return None
@@ -73,7 +73,7 @@ def _by_kind(root: Path) -> Layout | None:
 
 
 def _by_part(root: Path) -> Layout | None:
-    """train/ and so on, each with folders of images and masks, a folder of masks beside it, or both kinds in it."""
+    """train/ and so on, with subfolders for images and masks, a folder of masks next to it, or masks next to images."""
     parts: dict[str, Place] = {}
     name = "{}"
     for part, folder in split_folders(root).items():
@@ -89,19 +89,19 @@ def _by_part(root: Path) -> Layout | None:
     return Layout(parts, name) if parts else None
 
 
-def _holdings(root: Path) -> str:
-    return f"{root} holds: {', '.join(sorted(path.name for path in root.iterdir())[:10]) or 'nothing'}"
+def _listing(root: Path) -> str:
+    return f"{root} contains: {', '.join(sorted(path.name for path in root.iterdir())[:10]) or 'nothing'}"
 
 
 def named(root: Path, words: Iterable[str], pictures: bool = False) -> Path | None:
-    """The folder in `root` that has one of these names, in any case; with `pictures` one that holds some."""
+    """The folder in `root` with one of these names, ignoring case; with `pictures`, one that contains some."""
     folders = {path.name.lower(): path for path in reversed(subfolders(root))}
     found = (folders[word] for word in words if word in folders)
     return next((folder for folder in found if not pictures or has_pictures(folder)), None)
 
 
 def has_pictures(folder: Path) -> bool:
-    """Whether there is a picture below, or nothing at all yet."""
+    """Whether there is a picture below the folder, or no file at all."""
     empty = True
     for name in find_files(folder):
         if PurePosixPath(name).suffix.lower() in PICTURE_SUFFIXES:
@@ -111,13 +111,13 @@ def has_pictures(folder: Path) -> bool:
 
 
 def side_by_side(folder: Path) -> bool:
-    """Whether pictures and their masks lie in one folder, told apart by the ends of their names."""
+    """Whether pictures and their masks are in one folder and differ by the ends of their names."""
     stems = {path.stem for path in folder.iterdir() if path.suffix.lower() in PICTURE_SUFFIXES}
     return any(base in stems for stem in stems if (base := image_of(stem)) is not None)
 
 
 def image_of(id: str) -> str | None:
-    """The id of the image that a mask named "a_mask" or "mask_a" belongs to."""
+    """The id of the image of a mask named "a_mask" or "mask_a"."""
     folder, slash, name = id.rpartition("/")
     for end in ENDS:
         if name.lower().endswith(end) and len(name) > len(end):
@@ -133,7 +133,7 @@ def find_pairs(place: Place, root: Path, prefix: str) -> Pairs:
     listed = []
     for folder in place:
         if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder; {_holdings(root)}.\n{LAYOUTS}")
+            raise DataError(f"{folder}: no such folder; {_listing(root)}.\n{LAYOUTS}")
         found, problems = find_by_id(folder, PICTURE_SUFFIXES)
         if not found:
             raise DataError(f"{folder}: no picture found ({' '.join(sorted(PICTURE_SUFFIXES))}).\n{LAYOUTS}")
@@ -150,14 +150,14 @@ def find_pairs(place: Place, root: Path, prefix: str) -> Pairs:
         own = base if base in images else id
         if prefix + own in pairs.masks:
             kept = pairs.masks[prefix + own].name
-            pairs.problems.append(Problem(str(path), "duplicate id", f"{kept} is a mask of {own!r} too and is used"))
+            pairs.problems.append(Problem(str(path), "duplicate id", f"{kept} is also a mask of {own!r} and is used"))
         else:
             pairs.masks[prefix + own] = path
     return pairs
 
 
 def pair_lists(root: Path) -> dict[str, Pairs]:
-    """The lists in the root that name an image and its mask on each line, by part; none unless all do."""
+    """The lists in the root by split, if every line of every list names an image and its mask."""
     found: dict[str, Pairs] = {}
     for part, path in list_files(root).items():
         pairs = Pairs()
@@ -170,10 +170,10 @@ def pair_lists(root: Path) -> dict[str, Pairs]:
             id = f"{part}/{PurePosixPath(words[0].lstrip('/')).with_suffix('')}"
             files = [_below(root, word) for word in words]
             if id in pairs.images:
-                pairs.problems.append(Problem(str(path), "duplicate id", f"line {number}: {words[0]} is there again"))
+                pairs.problems.append(Problem(str(path), "duplicate id", f"line {number}: {words[0]} occurs again"))
             elif missing := [word for word, file in zip(words, files, strict=True) if file is None]:
                 kind = "no image" if missing[0] == words[0] else "no mask"
-                pairs.problems.append(Problem(str(path), kind, f"line {number}: {missing[0]} is not there"))
+                pairs.problems.append(Problem(str(path), kind, f"line {number}: {missing[0]} does not exist"))
             else:
                 pairs.images[id], pairs.masks[id] = (file for file in files if file is not None)
         found[part] = pairs
@@ -181,7 +181,7 @@ def pair_lists(root: Path) -> dict[str, Pairs]:
 
 
 def _below(root: Path, word: str) -> Path | None:
-    """A file that a list names, if it is there, below the root."""
+    """A file that a list names, if it exists and is below the root."""
     path = root / word.lstrip("/")
     try:
         return path if path.is_file() and path.resolve().is_relative_to(root.resolve()) else None

@@ -1,4 +1,4 @@
-"""COCO panoptic: for each image a PNG whose colours number its segments, and a JSON file with the classes of these."""
+"""COCO panoptic: a PNG per image whose colours are segment ids, and a JSON file with the classes of the segments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Panoptic(PictureFiles):
         settings = read_settings(root, named="COCO JSON")
         found = panoptic_files(root)
         if not found:
-            raise DataError(f"{root}: no annotations/panoptic_*.json is there.\n{LAYOUTS}")
+            raise DataError(f"{root}: no annotations/panoptic_*.json found.\n{LAYOUTS}")
         note = ""
         paths: dict[Any, Path] = {None: found[""]} if "" in found else {}
         if not paths:
@@ -42,7 +42,7 @@ class Panoptic(PictureFiles):
         for split, categories in names.items():
             if categories != first:
                 raise DataError(
-                    f"{paths[split]}: other categories than {next(iter(paths.values()))}. Make them the same."
+                    f"{paths[split]}: categories differ from {next(iter(paths.values()))}. Make them the same."
                 )
         classes, label_of = arrange_named(settings, list(first.values()), next(iter(paths.values())), implied=False)
         self.classes = classes.names
@@ -67,8 +67,8 @@ class Panoptic(PictureFiles):
     def mask(self, id: str) -> Array:
         stored = read_label(self._masks[id])
         if stored.ndim != 3:
-            raise DataError(f"{self._masks[id]}: a mask of segments is an RGB picture; this is grey.")
-        numbers = pack(stored[:, :, ::-1])  # red counts least
+            raise DataError(f"{self._masks[id]}: a panoptic mask must be an RGB picture; this one is grey.")
+        numbers = pack(stored[:, :, ::-1])  # red is the lowest byte
         known = self._segments[id]
         found, place = np.unique(numbers, return_inverse=True)
         if foreign := [number for number in found.tolist() if number not in known]:
@@ -84,11 +84,11 @@ class Panoptic(PictureFiles):
         return f"panoptic: {len(self.classes)} classes"
 
     def _take(self, path: Path, part: str, told: dict[str, list[Any]]) -> tuple[str, ...]:
-        """The ids of the images of a JSON file that are there, with their masks and segments."""
+        """Add the images of a JSON file that exist, with their masks and segments; returns their ids."""
         places = [folder for folder in image_folders(self.root, path, part) if folder.is_dir()]
         masks = next((f for f in (path.with_suffix(""), self.root / path.stem) if f.is_dir()), None)
         if masks is None:
-            raise DataError(f"{path.with_suffix('')}: no such folder; it holds the PNG files of {path.name}.")
+            raise DataError(f"{path.with_suffix('')}: no such folder; it must contain the PNG files of {path.name}.")
         names = {e["id"]: e.get("file_name") for e in told["images"] if isinstance(e, dict) and _is_id(e.get("id"))}
         ids = []
         for position, entry in enumerate(told["annotations"]):
@@ -102,7 +102,7 @@ class Panoptic(PictureFiles):
             file = next((folder / image for folder in places if (folder / image).is_file()), None)
             if file is None or not (masks / mask).is_file() or id in self._images:
                 kind, what = ("no image", image) if file is None else ("no mask", mask)
-                self._problems.append(Problem(str(path), kind, f"annotations[{position}]: {what} is not there"))
+                self._problems.append(Problem(str(path), kind, f"annotations[{position}]: {what} does not exist"))
                 continue
             self._images[id], self._masks[id] = file, masks / mask
             self._segments[id] = {0: VOID, **segments}
@@ -111,12 +111,12 @@ class Panoptic(PictureFiles):
 
 
 def panoptic_files(root: Path) -> dict[str, Path]:
-    """The panoptic JSON files by part of the data set ("" where a file is named after none)."""
+    """The panoptic JSON files by split ("" if the name of a file contains none)."""
     found: dict[str, Path] = {}
     for path in sorted((root / "annotations").glob("panoptic*.json")):
         part = part_of(path.stem) or ""
         if part in found:
-            raise DataError(f"{path}: {found[part].name} is there, too. Keep one of them.")
+            raise DataError(f"{path}: {found[part].name} exists as well. Keep one of them.")
         found[part] = path
     return found
 
@@ -126,7 +126,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _name(value: Any) -> str:
-    """A file name that was read from a file: it leads nowhere else."""
+    """A file name that was read from a file, if it stays inside the folder."""
     if not isinstance(value, str) or not value or Path(value).is_absolute() or ".." in Path(value).parts:
         raise ValueError(f"file_name {value!r}")
     return value

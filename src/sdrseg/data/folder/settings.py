@@ -1,4 +1,4 @@
-"""What the owner says of the data: dataset.toml or classes.txt, checked key by key."""
+"""The settings of own data, dataset.toml or classes.txt, with checks of every key."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sdrseg.errors import DataError, nearest, quantity
 from sdrseg.labels import VOID
 
 REST = "rest"
-"""All values that the table of values does not name."""
+"""All values that are not in the table of values."""
 FORMATS = ("masks", "coco", "panoptic", "yolo", "labelme")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What dataset.toml or classes.txt says; `classes` is empty where they do not say it."""
+    """The contents of dataset.toml or classes.txt; `classes` is empty if they name none."""
 
     file: Path
     classes: tuple[str, ...] = ()
-    background: str | int | None = None  # a name, "none", or a value in the masks; None: not said
+    background: str | int | None = None  # a name, "none", or a value in the masks; None: not set
     values: dict[str, str] = field(default_factory=dict)  # "127", "10-19", "#ff8000" or "rest": the name of a class
     ignore: int = VOID
     colours: tuple[str, ...] = ()  # "#rrggbb" in lower case
@@ -64,18 +64,18 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "seed": ("a whole number", _is_whole),
 }
 _KEYS_FOR_NAMED = ("background", "values", "score_background", "format", "score", "val", "seed")
-"""What may be set where the classes come from the annotations."""
+"""Keys that may be set if the classes come from the annotations."""
 
 
 def read_settings(root: Path, named: str = "", also: tuple[str, ...] = ()) -> Settings:
     """Read dataset.toml or classes.txt.
 
-    `named`: what the classes come from, if it is something else; the keys of `values` are then names. `also`: keys that
-    may be set even so.
+    `named`: where the classes come from, if not from these files; the keys of `values` are then names. `also`: keys
+    that may be set even then.
     """
     toml, names = root / "dataset.toml", root / "classes.txt"
     if toml.is_file() and names.is_file():
-        raise DataError(f"{root}: both dataset.toml and classes.txt are there. Keep one of them.")
+        raise DataError(f"{root}: found both dataset.toml and classes.txt. Keep one of them.")
     if names.is_file():
         if named and "classes" not in also:
             raise DataError(f"{names}: the classes come from the {named}. Remove this file.")
@@ -85,7 +85,7 @@ def read_settings(root: Path, named: str = "", also: tuple[str, ...] = ()) -> Se
     try:
         given = tomllib.loads(read_text(toml))
     except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{toml}: not valid TOML: {error}. Correct that place.") from error
+        raise DataError(f"{toml}: not valid TOML: {error}. Correct it.") from error
     for key, value in given.items():
         if key not in _KEYS:
             raise DataError(f"{toml}: unknown key {key!r}{nearest(key, list(_KEYS))}")
@@ -109,7 +109,7 @@ def read_settings(root: Path, named: str = "", also: tuple[str, ...] = ()) -> Se
 
 
 def read_format(root: Path) -> str:
-    """The format that dataset.toml names, if it names one; what else stands there is checked by `read_settings`."""
+    """The format that dataset.toml names, if any; `read_settings` checks the other keys."""
     try:
         said = tomllib.loads(read_text(root / "dataset.toml")).get("format", "")
     except (DataError, tomllib.TOMLDecodeError):
@@ -118,7 +118,7 @@ def read_format(root: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A text file; the byte order mark that some editors put first is taken off."""
+    """The contents of a text file, without a byte order mark."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -131,21 +131,23 @@ def _names_in_lines(path: Path) -> tuple[str, ...]:
     lines = read_text(path).rstrip().splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip():
-            raise DataError(f"{path}: line {number} is blank. Each line names a class: remove it or name the class.")
+            raise DataError(
+                f"{path}: line {number} is blank. Each line names a class: remove the line or name the class."
+            )
     return check_classes(path, lines, "line")
 
 
 def check_classes(file: Path, classes: Iterable[str], counted: str = "entry") -> tuple[str, ...]:
-    """The class names without outer blanks; errors name the file and count its entries (or lines) from 1."""
+    """The class names without surrounding blanks; errors name the file and count its entries (or lines) from 1."""
     names = tuple(name.strip() for name in classes)
     for number, name in enumerate(names, 1):
         if not name:
-            raise DataError(f"{file}: {counted} {number}: the name of a class is empty. Give it one.")
+            raise DataError(f"{file}: {counted} {number}: the name of the class is empty. Add one.")
         if name in names[: number - 1]:
             first = f"{counted} {names.index(name) + 1} and {counted} {number}"
-            raise DataError(f"{file}: {first} name the class {name!r}, so it is there twice. Rename one.")
+            raise DataError(f"{file}: {first} both name the class {name!r}. Rename one.")
     if not names:
-        raise DataError(f"{file}: no class is named. Name at least one, and the background if there is one.")
+        raise DataError(f"{file}: no classes. Name at least one, and the background if there is one.")
     if len(names) > MAX_CLASSES:
         raise DataError(f"{file}: {len(names)} classes; at most {MAX_CLASSES} fit. Merge or remove some.")
     return names
@@ -158,22 +160,22 @@ def _check_colour(file: Path, colour: str) -> str:
 
 
 def _check_value(file: Path, key: str) -> str:
-    """A key of the table of values, in the one form that we use."""
+    """A key of the table of values, in a normal form."""
     if key.startswith("#"):
         return _check_colour(file, key)
     span = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", key)
     if key != REST and not (span and int(span[1]) <= int(span[2] or span[1]) <= 65535):
         raise DataError(
-            f'{file}: values: {key!r} is not a value. Write 127, 10-19, "#ff8000", or {REST} for all values not named.'
+            f'{file}: values: {key!r} is not a value. Write 127, 10-19, "#ff8000", or {REST} for all other values.'
         )
     return key
 
 
 def _check_coding(settings: Settings) -> None:
-    """What holds between the settings."""
+    """Check that the settings fit together."""
     file, classes, colours = settings.file, settings.classes, settings.colours
     if settings.values and colours:
-        raise DataError(f"{file}: values and colours are both there. Put the colours into values, or leave one out.")
+        raise DataError(f"{file}: values and colours are both set. Move the colours to values, or remove one of them.")
     if settings.values:
         return
     if settings.ignore < len(classes):
@@ -191,4 +193,4 @@ def _check_coding(settings: Settings) -> None:
     table = (*colours, settings.ignore_colour)
     for colour in table:
         if table.count(colour) > 1:
-            raise DataError(f"{file}: the colour {colour!r} is there twice. Each class (and ignore) needs its own.")
+            raise DataError(f"{file}: the colour {colour!r} occurs twice. Each class (and ignore) needs its own.")

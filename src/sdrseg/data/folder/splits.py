@@ -1,4 +1,4 @@
-"""Which images are trained on and which are held out: by folders, by list files, or by a seeded share."""
+"""Which images are for training and which are held out: by folders, by list files, or by a random share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sdrseg.scenario.spec import draw
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
-"""What people call the three parts of a data set."""
+"""The usual names of the three splits."""
 
 LAYOUTS = """Accepted layouts (docs/own-data.md shows them):
   images/ and masks/ (or labels/, annotations/, …), a mask named like its image, with or without _mask
@@ -22,7 +22,7 @@ LAYOUTS = """Accepted layouts (docs/own-data.md shows them):
   train.txt and val.txt with an image and its mask on each line
   JPEGImages/, SegmentationClass/ and labelmap.txt (Pascal VOC, CVAT)
   COCO JSON: annotations.json, annotations/*train*.json, train/_annotations.coco.json (Roboflow), panoptic_*.json
-  data.yaml with labels/*.txt of polygons (YOLO); images with a .json beside each (LabelMe)"""
+  data.yaml with labels/*.txt of polygons (YOLO); images with a .json next to each (LabelMe)"""
 
 T = TypeVar("T")
 
@@ -31,19 +31,19 @@ class Splits(NamedTuple):
     train: tuple[str, ...]
     val: tuple[str, ...]
     by: str
-    """What made the split, in words."""
+    """How the images were split, in words."""
     problems: list[Problem]
 
 
 def part_of(name: str) -> str | None:
-    """train, val or test, if a file or folder is named after one of them: "train2017", "valid", "panoptic_val2017"."""
+    """train, val or test, if the name of a file or folder contains one: "train2017", "valid", "panoptic_val2017"."""
     lower = name.lower()
     found = [part for part, words in WORDS.items() if any(word in lower for word in words)]
     return found[0] if len(found) == 1 else None
 
 
 def split_folders(folder: Path) -> dict[str, Path]:
-    """The folders in `folder` that are named after the parts of a data set."""
+    """The folders in `folder` that are named after splits."""
     if not folder.is_dir():
         return {}
     folders = subfolders(folder)
@@ -53,25 +53,25 @@ def split_folders(folder: Path) -> dict[str, Path]:
     }
     for paths in found.values():
         if len(paths) > 1:
-            raise DataError(f"{folder}: both {paths[0].name} and {paths[1].name} are there. Keep one of them.")
+            raise DataError(f"{folder}: found both {paths[0].name} and {paths[1].name}. Keep one of them.")
     return {part: paths[0] for part, paths in found.items() if paths}
 
 
 def choose_parts(settings: Settings, root: Path, found: Mapping[str, T], missing: str) -> tuple[dict[Split, T], str]:
-    """What is trained on and what is scored, of train, val and test; and a note where that was not plain.
+    """Which of train, val and test is used for training and for evaluation; with a note if that needs an explanation.
 
-    `missing`: how messages name a part that is not there, such as "images/{}".
+    `missing`: the name of a missing split in messages, such as "images/{}".
     """
     wanted = settings.score or ("test" if "test" in found and "val" not in found else "val")
     if "train" not in found:
         there = " and ".join(missing.format(part) for part in found)
-        raise DataError(f"{root}: {there} is there, but {missing.format('train')} is missing. Add it.")
+        raise DataError(f"{root}: found {there}, but {missing.format('train')} is missing. Add it.")
     if wanted not in found:
         if settings.val == 0 and not settings.score:
             return {"train": found["train"]}, ""
-        hint = f", or put `val = 0` into {root / 'dataset.toml'} to hold out no images" if wanted == "val" else ""
+        hint = f", or write `val = 0` in {root / 'dataset.toml'} to hold out no images" if wanted == "val" else ""
         raise DataError(
-            f"{root}: {missing.format('train')} is there, but {missing.format(wanted)} is missing. Add it{hint}."
+            f"{root}: found {missing.format('train')}, but {missing.format(wanted)} is missing. Add it{hint}."
         )
     note = ""
     if "test" in found and "val" in found:
@@ -83,7 +83,7 @@ def choose_parts(settings: Settings, root: Path, found: Mapping[str, T], missing
 
 
 def check_splits(root: Path, splits: Splits, need_val: bool) -> Splits:
-    """Pass the splits on, unless one that is needed has come out empty."""
+    """Return the splits, or raise an error if one that is needed is empty."""
     for split, ids in (("train", splits.train), ("val", splits.val)):
         if not ids and (split == "train" or need_val):
             one_of_each = {problem.kind: str(problem) for problem in sorted(splits.problems, reverse=True)}
@@ -101,15 +101,15 @@ def unpaired(images: Mapping[str, Path], masks: Mapping[str, Path]) -> list[Prob
 
 
 def held_out(ids: Sequence[str], share: float, seed: int) -> set[str]:
-    """A share of the ids: those whose hash comes first, so that new images hardly change the choice."""
-    count = min(round(share * len(ids)), len(ids) - 1)  # at least one is left to train on
+    """A share of the ids: those with the smallest hash, so that adding images hardly changes the choice."""
+    count = min(round(share * len(ids)), len(ids) - 1)  # at least one remains for training
     if share > 0 and len(ids) > 1:
         count = max(count, 1)
     return set(sorted(ids, key=lambda id: draw(seed, id))[: max(count, 0)])
 
 
 def list_files(folder: Path) -> dict[str, Path]:
-    """The lists train.txt, val.txt and test.txt of a folder, by part."""
+    """The lists train.txt, val.txt and test.txt of a folder, by split."""
     return {
         part: path for part, words in WORDS.items() for word in words[:1] if (path := folder / f"{word}.txt").is_file()
     }
@@ -127,7 +127,7 @@ def by_share(settings: Settings, root: Path, usable: Iterable[str], problems: li
 def lists_or_share(
     settings: Settings, root: Path, images: Mapping[str, Path], masks: Mapping[str, Path], lists: Path | None = None
 ) -> tuple[Splits, str]:
-    """Split by train.txt and val.txt where they exist (in `lists`, or the root), otherwise hold out a share."""
+    """Split by train.txt and val.txt if they exist (in `lists`, or the root), otherwise hold out a share."""
     found = list_files(lists or root)
     if not found:
         return by_share(settings, root, images.keys() & masks.keys(), unpaired(images, masks)), ""
@@ -140,7 +140,7 @@ def lists_or_share(
         problems += more
     for id in lines["train"].keys() & lines["val"].keys():
         detail = (
-            f"line {lines['train'].pop(id)}: {id!r} is in {paths['val'].name}, line {lines['val'][id]}, too; "
+            f"line {lines['train'].pop(id)}: {id!r} is also in {paths['val'].name}, line {lines['val'][id]}; "
             f"it is kept in {paths['val'].stem} only"
         )
         problems.append(Problem(str(paths["train"]), "in train and val", detail))
@@ -151,20 +151,20 @@ def lists_or_share(
 def _read_list(
     path: Path, images: Mapping[str, Path], masks: Mapping[str, Path]
 ) -> tuple[dict[str, int], list[Problem]]:
-    """The usable ids of a list file with the line each stands in."""
+    """The usable ids of a list file with their line numbers."""
     line_of: dict[str, int] = {}
     problems = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         entry = line.strip()
         if not entry:
             continue
-        # An id may itself hold a dot ("site.1"), so only a picture's suffix is taken off, and only if need be.
+        # An id may contain a dot ("site.1"), so only the suffix of a picture is removed, and only if necessary.
         bare = PurePosixPath(entry)
         shorten = entry not in images and bare.suffix.lower() in PICTURE_SUFFIXES
         id = bare.with_suffix("").as_posix() if shorten else entry
         if id in line_of:
             problems.append(
-                Problem(str(path), "duplicate id", f"line {number}: {id!r} is in line {line_of[id]} already")
+                Problem(str(path), "duplicate id", f"line {number}: {id!r} is already in line {line_of[id]}")
             )
         elif id not in images:
             problems.append(Problem(str(path), "no image", f"line {number}: no image has the id {id!r}"))

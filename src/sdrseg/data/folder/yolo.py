@@ -1,4 +1,4 @@
-"""YOLO's polygons: data.yaml, and for each image a text file of lines CLASS X Y X Y …, in shares of its sides."""
+"""YOLO's polygons: data.yaml, and per image a text file with lines CLASS X Y X Y …, as fractions of its sides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Yolo(Drawn):
         self.root = root = Path(root)
         path = yaml_file(root)
         if path is None:
-            raise DataError(f"{root}: no data.yaml is there.\n{LAYOUTS}")
+            raise DataError(f"{root}: no data.yaml found.\n{LAYOUTS}")
         settings = read_settings(root, named=path.name)
         told = _load(path)
         names = _names(path, told.get("names"))
@@ -34,7 +34,7 @@ class Yolo(Drawn):
         label_of = {number: labels[name] for number, name in names.items()}
         found = {part: files for part, words in WORDS.items() if (files := _images(root, told, words))}
         if not found:
-            raise DataError(f"{path}: no images were found where train, val and test say.\n{LAYOUTS}")
+            raise DataError(f"{path}: no images found in the folders of train, val and test.\n{LAYOUTS}")
         chosen, note = choose_parts(
             settings, root, {p: (p, files) for p, files in found.items()}, f"{{}} of {path.name}"
         )
@@ -52,8 +52,8 @@ class Yolo(Drawn):
                 problems += _draw(drawn, label, label_of)
                 parts[split][f"{part}/{id}"] = drawn
         if not any(drawn.shapes for drawings in parts.values() for drawn in drawings.values()):
-            first = f" The first problem: {problems[0]}." if problems else ""
-            raise DataError(f"{path}: no polygon was found in labels/*.txt beside the images.{first}")
+            first = f" First problem: {problems[0]}." if problems else ""
+            raise DataError(f"{path}: no polygon found in labels/*.txt next to the images.{first}")
         self._hold(settings, classes, parts, path.name, problems, note)
         self.format = f"YOLO polygons ({path.name})"
 
@@ -63,7 +63,7 @@ def yaml_file(root: Path) -> Path | None:
 
 
 def label_file(image: Path) -> Path:
-    """Where the polygons of an image are: labels/ in place of images/, and .txt."""
+    """The file with the polygons of an image: labels/ instead of images/, and .txt."""
     folders = list(image.parts)
     for place in range(len(folders) - 2, -1, -1):
         if folders[place].lower() == "images":
@@ -78,7 +78,7 @@ def _load(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise DataError(f"{path}: not valid YAML: {error}. Correct it.") from error
     if not isinstance(told, dict):
-        raise DataError(f"{path}: holds no keys such as names and train. Export it again.")
+        raise DataError(f"{path}: no keys such as names and train. Export it again.")
     return told
 
 
@@ -91,7 +91,7 @@ def _names(path: Path, names: Any) -> dict[int, str]:
 
 
 def _images(root: Path, told: dict[str, Any], words: Iterable[str]) -> dict[str, Path]:
-    """The images of one part by id: where data.yaml says, or in the usual folders; never outside the root."""
+    """The images of one split by id: from the folders in data.yaml or the usual ones, never outside the root."""
     entries: list[Any] = []
     for word in words:
         entry = told.get(word)
@@ -110,7 +110,7 @@ def _images(root: Path, told: dict[str, Any], words: Iterable[str]) -> dict[str,
 
 
 def _listed(root: Path, file: Path) -> dict[str, Path]:
-    """The images that a list names, those that are there."""
+    """The images of a list that exist."""
     found: dict[str, Path] = {}
     for line in read_text(file).splitlines():
         inner = [word for word in Path(line.strip()).parts if word not in ("..", ".", "/")]
@@ -121,7 +121,7 @@ def _listed(root: Path, file: Path) -> dict[str, Path]:
 
 
 def _draw(drawn: Drawing, file: Path, label_of: dict[int, int]) -> list[Problem]:
-    """Add the polygons of a text file; one that is not there means that nothing is in the image."""
+    """Add the polygons of a text file; if it does not exist, the image contains no object."""
     problems: list[Problem] = []
     if not file.is_file():
         return problems
@@ -138,7 +138,7 @@ def _draw(drawn: Drawing, file: Path, label_of: dict[int, int]) -> list[Problem]
             try:
                 shares = [float(word) for word in words[1:]]
             except ValueError:
-                raise BrokenError("something else than numbers") from None
+                raise BrokenError("values that are not numbers") from None
             points = [share * (height if place % 2 else width) for place, share in enumerate(shares)]
             area, shape = drawing([points], drawn.size)
         except BrokenError as error:
