@@ -324,7 +324,7 @@ def test_an_unfinished_run_is_reported_as_far_as_it_is(report_runs, tmp_path):
     assert "2 of 3" in text_of(row)
     step1 = json.loads((report_runs["sdr"] / "steps/1/metrics.json").read_text())
     assert number(page, page.one("td", within=row, data_key="all")) == step1["miou"]["all"]
-    assert "fewer steps are done" in text_of(page.one("section", id="summary"))
+    assert "fewer steps are finished" in text_of(page.one("section", id="summary"))
     figure = page.all("figure", data_run=label)[0]
     assert len(page.all("img", within=figure)) == 2
     write_report(paths[:1], tmp_path / "alone.html", images=2)
@@ -353,7 +353,7 @@ def test_other_scenarios_are_refused(report_runs, tmp_path):
     scenario = json.loads((tmp_path / "masks/scenario.json").read_text())
     scenario["mask_digests"]["val-00003"] = "00" * 16
     (tmp_path / "masks/scenario.json").write_text(json.dumps(scenario))
-    with pytest.raises(SdrsegError, match="test masks have other content"):
+    with pytest.raises(SdrsegError, match="test masks have different content"):
         write_report([report_runs["sdr"], tmp_path / "masks"], tmp_path / "out.html")
     with pytest.raises(SdrsegError, match="named twice"):
         write_report([report_runs["sdr"], report_runs["sdr"]], tmp_path / "out.html")

@@ -36,12 +36,12 @@ def write_report(
     paths = [Path(run) for run in runs]
     out, data = (None if path is None else Path(path) for path in (out, data))
     if not paths:
-        raise UsageError("give at least one run.")
+        raise UsageError("name at least one run.")
     if out is not None:
         check_may_write(out, overwrite)  # before any work is done
 
     if data is not None and not data.exists():
-        raise SdrsegError(f"{data}: no such folder. Give the folder of the data set with --data, or leave it out.")
+        raise SdrsegError(f"{data}: no such folder. Name the folder of the data set with --data, or leave it out.")
 
     from sdrseg.report.collect import collect
     from sdrseg.report.page import render
@@ -54,7 +54,7 @@ def write_report(
     if images and not found.rows and not overwrite and _has_pictures(out):
         raise SdrsegError(
             f"{out} has pictures, and the new page would have none. {found.notes[-1]} "
-            "Or choose another name with --out, or add --overwrite."
+            "Otherwise, choose another name with --out, or add --overwrite."
         )
     page = render(records, found)
     with atomic_writer(out) as file:
@@ -63,7 +63,7 @@ def write_report(
 
 
 def check_may_write(file: Path, overwrite: bool = False) -> None:
-    """Refuse a file that cannot be written, and one that is not a report unless `overwrite`."""
+    """Raise an error if the file cannot be written, or exists and is not a report (unless `overwrite`)."""
     try:
         if file.is_dir():
             raise SdrsegError(f"{file} is a folder. Choose a file with --out.")
@@ -86,7 +86,7 @@ def _has_pictures(report: Path) -> bool:
 
 
 def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathered:
-    """Read what was remembered and, with the data set, compute predictions and features."""
+    """Read the memories of the runs and, if the data set is available, compute predictions and features."""
     from sdrseg.engine.job import TEST_IMAGES, scored_on
     from sdrseg.report.latent import measure, prototype_distances, remembered
     from sdrseg.report.page import Gathered
@@ -150,9 +150,9 @@ def _kept(seen: Iterator[Seen], run: RunRecord, rows: Sequence[Row], tell: Calla
 def _how_chosen(images: int, missing: Sequence[str]) -> str:
     counted = "1 test image was" if images == 1 else f"{images} test images were"
     text = (
-        f"{counted} chosen by labels alone, before any prediction: each time the image with the most classes not "
-        "shown yet, then with those shown least often; ties go to the first id. A class counts as shown if it "
-        "covers at least 1\u00a0% of an image."
+        f"{counted} chosen by labels only, before any prediction: each time the image with the most classes not yet "
+        "shown, then with those shown least often; ties go to the first id. A class counts as shown if it covers at "
+        "least 1\u00a0% of an image."
     )
     if missing:
         text += f" Not shown: {', '.join(missing)}; increase --images to show more."

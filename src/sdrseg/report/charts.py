@@ -1,6 +1,6 @@
-"""Charts as inline SVG: they scale, print, and take their colours from the page. Every text is escaped.
+"""Charts as inline SVG: they scale, print, and take their colours from the page. All text is escaped.
 
-A run has a number, which decides its colour, dash and marker in all charts (the classes s0, s1, … of the style sheet).
+The number of a run determines its colour, dash and marker in all charts (the classes s0, s1, … of the style sheet).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sdrseg.colours import DASHES, MARKERS
 
 WIDTH, HEIGHT = 340, 214
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 38
-NAME_WIDTH = 110  # of the class names beside the forgetting chart
+NAME_WIDTH = 110  # of the class names next to the forgetting chart
 ROW = 18
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -32,7 +32,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axes:
-    """What a chart shows of the plane, and how it is written on it."""
+    """Ranges, ticks and names of the axes of a chart."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -40,7 +40,7 @@ class Axes:
     x_name: str
     y_name: str
     log: bool = False
-    ruled: Sequence[float] = ()  # where vertical lines divide the chart
+    ruled: Sequence[float] = ()  # positions of vertical lines
 
     def across(self, value: float) -> float:
         low, high = self.x
@@ -60,7 +60,7 @@ class Axes:
 
 
 def log_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Powers of ten, not too many; on a short axis 2 and 5 times them too."""
+    """A few powers of ten; on a short axis also 2 and 5 times these."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     every = max(1, math.ceil((last - first) / 6))
     factors = (1, 2, 5) if last - first <= 2 else (1,)
@@ -73,14 +73,14 @@ def log_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def nice_step(span: float, parts: int = 5) -> float:
-    """1, 2 or 5 times a power of ten: a span in about so many parts."""
+    """1, 2 or 5 times a power of ten that divides a span into about `parts` parts."""
     raw = max(span, 1e-12) / parts
     power = 10 ** math.floor(math.log10(raw))
     return float(next(f * power for f in (1, 2, 5, 10) if f * power >= raw * 0.999))
 
 
 def nice_range(values: Sequence[float], zero: bool = True) -> tuple[float, float]:
-    """A range with round ends that holds all values (and 0)."""
+    """A range with round ends that contains all values (and 0)."""
     low, high = min([*values, *([0.0] if zero else [])]), max([*values, *([0.0] if zero else [])])
     step = nice_step((high - low) or abs(high) or 1)
     return math.floor(low / step + 1e-9) * step, (math.ceil(high / step - 1e-9) or 1) * step
@@ -89,7 +89,7 @@ def nice_range(values: Sequence[float], zero: bool = True) -> tuple[float, float
 def lines(
     series: Sequence[Series], axes: Axes, name: str, markers: bool = True, say: Callable[[float], str] = "{:.1f}".format
 ) -> Markup:
-    """Lines over an x axis. `name` is read out in place of the picture."""
+    """A line chart. `name` is its text alternative, for screen readers."""
     parts = [_frame(axes)]
     for one in series:
         places = [
@@ -104,13 +104,13 @@ def lines(
         parts.append(Markup('<path class="line s{}" d="{}" stroke-dasharray="{}"/>').format(one.style, drawn, dash))
         around = [None, *places, None]
         for before, place, after in zip(around, places, around[2:], strict=False):
-            if place is not None and (markers or not (before or after)):  # a point by itself makes no line
+            if place is not None and (markers or not (before or after)):  # a single point is not a line
                 parts.append(marker(*place[:2], one.style, place[2]))
     return _svg(WIDTH, HEIGHT, name, parts)
 
 
 def dots(rows: Sequence[tuple[str, Sequence[float | None]]], labels: Sequence[str], name: str) -> Markup:
-    """A row for each class, a marker for each run: values in points, 0 is a line."""
+    """A row per class and a marker per run: values in points, with a line at 0."""
     known = [v for _, values in rows for v in values if v is not None]
     low, high = nice_range(known or [0.0, 1.0])
     height, width = TOP + len(rows) * ROW + 24, 420
@@ -144,7 +144,7 @@ def scatter(
     box: tuple[float, float, float, float],
     name: str,
 ) -> Markup:
-    """Points of classes (by channel), one path a class; `box` is (x low, x high, y low, y high)."""
+    """Points of classes (by channel), one path per class; `box` is (x low, x high, y low, y high)."""
     side, edge = 300, 8
     parts = [Markup('<rect class="plot" x="1" y="1" width="298" height="298" rx="4"/>')]
     for channel, places in points.items():
@@ -162,7 +162,7 @@ def scatter(
 
 
 def marker(x: float, y: float, style: int, title: str = "", r: float = 3.6) -> Markup:
-    """The sign of a run, with what a pointer that rests on it is told."""
+    """The marker of a run, with a tooltip."""
     kind = MARKERS[style % len(MARKERS)]
     shapes = {
         "circle": f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z",
@@ -178,7 +178,7 @@ def marker(x: float, y: float, style: int, title: str = "", r: float = 3.6) -> M
 
 
 def swatch(style: int) -> Markup:
-    """A short piece of a run's line, for keys."""
+    """A short piece of the line of a run, for legends."""
     dash = DASHES[style % len(DASHES)]
     line = Markup('<path class="line s{}" d="M1 7H33" stroke-dasharray="{}"/>').format(style, dash)
     return Markup('<svg class="swatch" viewBox="0 0 34 14" aria-hidden="true">{}{}</svg>').format(

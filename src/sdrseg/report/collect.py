@@ -1,6 +1,6 @@
-"""What run folders say: scores, logs, settings and hashes of every finished step. Nothing is computed anew.
+"""Reads run folders: scores, logs, settings and hashes of every finished step. Nothing is recomputed.
 
-Runs that are compared must have been scored on the same images with the same labels; others are refused.
+Only runs that were scored on the same images with the same labels can be compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """One run, as far as it is done: `scores` has one entry for each step that was trained and scored."""
+    """One run, finished or not: `scores` has one entry for each step that was trained and scored."""
 
     label: str
     folder: RunFolder
@@ -45,7 +45,7 @@ class RunRecord:
 
     @property
     def last(self) -> int:
-        """The last step that is done."""
+        """The last finished step."""
         return len(self.scores) - 1
 
     @property
@@ -58,7 +58,7 @@ class RunRecord:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The classes by channel after the last step that is done."""
+        """The classes by channel after the last finished step."""
         return self.scores[-1].names
 
     @property
@@ -68,12 +68,12 @@ class RunRecord:
 
     @property
     def colours(self) -> tuple[Colour, ...]:
-        """Those of `all_names`."""
+        """The colours of `all_names`."""
         return class_colours(self.scenario["steps"][-1]["channels"])
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """That of the run folder; of an unfinished run the same, computed over the steps that are done."""
+        """The summary in the run folder; for an unfinished run, a summary of its finished steps."""
         if self.finished and (self.path / "summary.json").exists():
             saved: dict[str, Any] = self.folder.read_json("summary.json")
             return saved
@@ -81,7 +81,7 @@ class RunRecord:
 
 
 def collect(paths: Sequence[Path]) -> list[RunRecord]:
-    """Read runs for one report; those of another scenario than the first are refused."""
+    """Read runs for one report; all must have the scenario of the first."""
     twice = [path for number, path in enumerate(paths) if path.resolve() in {p.resolve() for p in paths[:number]}]
     if twice:
         raise SdrsegError(f"{twice[0]} is named twice. Name each run once.")
@@ -92,21 +92,21 @@ def collect(paths: Sequence[Path]) -> list[RunRecord]:
     for run in runs[1:]:
         if (why := _other_scenario(runs[0], run)) is not None:
             raise SdrsegError(
-                f"{run.path} cannot be compared with {runs[0].path}: {why}. Write a report of its own for it."
+                f"{run.path} cannot be compared with {runs[0].path}: {why}. Write a separate report for it."
             )
     return runs
 
 
 def _identity(folder: RunFolder) -> dict[str, Any]:
-    """What config.json says the run is."""
+    """The identity of a run, from config.json."""
     saved = folder.read_json("config.json")
     if not isinstance(saved, dict) or not {"spec", "method", "preset", "config"} <= saved.keys():
-        raise SdrsegError(f"{folder.path / 'config.json'}: not the configuration of a run. Give the folder of a run.")
+        raise SdrsegError(f"{folder.path / 'config.json'}: not the configuration of a run. Name the folder of a run.")
     return saved
 
 
 def _labels(paths: Sequence[Path], methods: Sequence[str]) -> list[str]:
-    """Methods where they are different, else the names of the folders too, else their whole paths."""
+    """The methods if they differ, otherwise with the names of the folders, otherwise with their full paths."""
     for names in (methods, [f"{m} ({p.resolve().name})" for m, p in zip(methods, paths, strict=True)]):
         if len(set(names)) == len(names):
             return list(names)
@@ -124,7 +124,7 @@ def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
         metas.append(folder.read_json(f"steps/{number}/meta.json"))
     if not scores:
         raise SdrsegError(
-            f"{folder.path}: step 0 is not trained and scored yet. Let `sdrseg train` finish a step first."
+            f"{folder.path}: step 0 is not trained and scored yet. Finish a step with `sdrseg train` first."
         )
     environment = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else []
     known = {key: identity.get(key) for key in ("spec", "method", "preset")}
@@ -134,7 +134,7 @@ def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
 
 
 def _train_lines(file: Path) -> list[Entry]:
-    """The lines about training; a last line that a kill left unfinished is passed over."""
+    """The training lines of the log; an incomplete last line of a killed run is skipped."""
     try:
         lines = file.read_text(errors="replace").splitlines()
     except FileNotFoundError:
@@ -153,32 +153,32 @@ def _train_lines(file: Path) -> list[Entry]:
 
 
 def _other_scenario(first: RunRecord, other: RunRecord) -> str | None:
-    """Why the scores of two runs cannot be set side by side, or None."""
+    """Why the scores of two runs cannot be compared, or None."""
     if (a := first.identity["spec"]) != (b := other.identity["spec"]):
         return f"its scenario is {b}, not {a}"
     mine, theirs = first.scenario, other.scenario
     if mine["classes"] != theirs["classes"]:
-        return "its data set has other classes"
+        return "its data set has different classes"
     held = [run["steps"][0]["test_split"] == "train" for run in (mine, theirs)]
     if held[0] != held[1]:
-        return "one of them was scored on held-out training images (--tune, train.holdout)"
+        return "only one of them was scored on held-out training images (--tune, train.holdout)"
     for step, same in zip(mine["steps"], theirs["steps"], strict=True):
         for key, what in (("channels", "classes"), ("test_ids", "test images"), ("test_table", "labels at test time")):
             if step[key] != same[key]:
-                return f"step {step['number']} has other {what}"
+                return f"step {step['number']} has different {what}"
     tested = {id for step in mine["steps"] for id in step["test_ids"]}
     digests = [{id: run["mask_digests"].get(id) for id in tested} for run in (mine, theirs)]
-    return "its test masks have other content" if digests[0] != digests[1] else None
+    return "its test masks have different content" if digests[0] != digests[1] else None
 
 
 def scored_differently(runs: Sequence[RunRecord]) -> list[str]:
-    """Settings of the scoring that are not the same in all runs."""
+    """Settings of the evaluation that are not the same in all runs."""
     values = [{s.key: s.value for s in run.config.settings() if s.affects == "score"} for run in runs]
     return [key for key in values[0] if len({str(v[key]) for v in values}) > 1]
 
 
 def command_line(run: RunRecord) -> str:
-    """A command that trains the run again: every setting that is not what its preset and method say."""
+    """A command that reproduces the run, with every setting that differs from its preset and method."""
     spec = parse_spec(run.identity["spec"])
     method, preset = run.identity["method"], run.identity["preset"]
     words = ["sdrseg", "train", str(spec), "--method", method]
@@ -188,7 +188,7 @@ def command_line(run: RunRecord) -> str:
         layers = method_layers(method, preset, spec.task, spec.source)
         config = load_config(spec.source, between=layers, own=own_sections(method))
         usual = {s.key: s.value for s in config.settings()}
-    except SdrsegError:  # a method or a data set of the user's own, not known here: say every setting
+    except SdrsegError:  # a custom method or data set that is not known here: write every setting
         usual = {}
         words[4] = method if method in METHODS else f"FILE.py:{method}"
         if spec.source not in SOURCES:

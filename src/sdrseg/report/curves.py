@@ -11,19 +11,19 @@ from sdrseg.methods.terms import TERMS
 from sdrseg.report.charts import Axes, Series, lines, nice_range
 from sdrseg.report.collect import RunRecord, finite
 
-POINTS = 50  # of a curve in one step; of more lines of the log, neighbours are averaged
-WIDE = 30.0  # a range of values beyond this ratio is drawn on a logarithmic scale
+POINTS = 50  # of a curve in one step; if the log has more lines, neighbours are averaged
+WIDE = 30.0  # values with a larger ratio are drawn on a logarithmic scale
 
 
 def meaning(name: str) -> str:
-    """What a curve shows, in words; "" for a term of a method that is not known here."""
+    """The meaning of a term in words; "" for a term of an unknown method."""
     of_methods = {term.name: term for method in METHODS.values() for term in method.own_terms}
     known = {"loss": "total, weighted"} | {n: term.summary for n, term in (of_methods | TERMS).items()}
     return known.get(name, "")
 
 
 def loss_panels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """The charts; the total first. Along x a step is as long as any other, whatever its number of iterations."""
+    """The charts, the total first. All steps have the same width, for any number of iterations."""
     terms = list(dict.fromkeys(term for run in runs for entry in run.log for term in entry["losses"]))
     terms.sort(key=lambda term: term != "loss")
     steps = max(run.steps for run in runs)
@@ -43,7 +43,7 @@ def loss_panels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
         ticks = [(k + 0.5, str(k)) for k in range(0, steps, every)]
         axes = Axes((0, steps), span, ticks, "step", "log scale" if log else "", log, range(1, steps))
         ends = ", ".join(f"{one.label} {one.y[-1]:.3g}" for one in series if one.y[-1] is not None)
-        name = f"Loss term {term} in training, by step and iteration. At the end: {ends}."
+        name = f"Loss term {term} in training, by step and iteration. Final values: {ends}."
         panels.append(
             {
                 "term": term,
@@ -56,7 +56,7 @@ def loss_panels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 
 def _curve(run: RunRecord, term: str) -> tuple[list[float], list[float | None]]:
-    """Points of a term: x = step + share of its iterations; a gap between steps."""
+    """Points of a term: x = step + fraction of its iterations, with a gap between steps."""
     xs: list[float] = []
     ys: list[float | None] = []
     for step in sorted({entry["step"] for entry in run.log}):

@@ -1,4 +1,4 @@
-"""The numbers at the top of a report, the best of them, and a sentence about them, all from the runs' summaries."""
+"""The summary of a report: scores, the best of each column, and a sentence, all from the summaries of the runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of a run, as stored in its files."""
+    """A score of a run, as stored in its files."""
 
     key: str
     value: float | None
@@ -61,12 +61,12 @@ MEASURES = (
 
 
 def measures(runs: Sequence[RunRecord]) -> list[Measure]:
-    """The columns with a number for any run; always the first three."""
+    """The first three columns, and all others that have a value for at least one run."""
     return [m for n, m in enumerate(MEASURES) if n < 3 or any(m.read(run.summary) is not None for run in runs)]
 
 
 def figures(runs: Sequence[RunRecord]) -> list[list[Figure]]:
-    """The numbers of each run. Only runs with the most steps done compete for the best, and only if they differ."""
+    """The scores of each run. The best is chosen among the runs with the most finished steps, if they differ."""
     far = max(run.last for run in runs)
     rows: list[list[Figure]] = [[] for _ in runs]
     for measure in measures(runs):
@@ -80,7 +80,7 @@ def figures(runs: Sequence[RunRecord]) -> list[list[Figure]]:
 
 
 def sentence(runs: Sequence[RunRecord]) -> str:
-    """The numbers in words."""
+    """The scores in words."""
     far = max(run.last for run in runs)
     there = [run for run in runs if run.last == far and run.summary["miou"]["all"] is not None]
     if not there:
@@ -112,7 +112,7 @@ def sentence(runs: Sequence[RunRecord]) -> str:
     else:
         text += f" An old class loses {_points(value)} of its best IoU on average."
     now = [row[-1] for row in best.summary["forgetting"]["by_class"]]
-    by_class = list(zip(now, best.summary["classes"], strict=True))[1:]  # the background is not in the mean either
+    by_class = list(zip(now, best.summary["classes"], strict=True))[1:]  # without background, like the mean
     losses = [(v, name) for v, name in by_class if v is not None and v > 0]
     if losses:
         most_lost = max(losses)

@@ -1,7 +1,7 @@
-"""The latent space of a run: prototypes, features before and after a step, how they are distributed, how sparse.
+"""The latent space of a run: prototypes, features before and after a step, their distribution and sparsity.
 
-Features are those of the test images in the report, on the grid of the encoder's last feature map, with the true
-class of each cell. Classes follow the channels of the last step.
+The features are those of the test images in the report, on the grid of the encoder's last feature map, with the true
+class of each cell. Classes are channels of the last step.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from sdrseg.report.collect import RunRecord
 from sdrseg.report.pictures import Seen
 
 BINS = 25
-POINTS = 60  # of a class in a projection
+POINTS = 60  # per class in a projection
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Two principal components of features before and after a step, in one basis: the same cells, (N, 2) twice."""
+    """Two principal components of the features of the same cells before and after a step, in one basis: (N, 2) each."""
 
     before: int
     after: int
     points: tuple[Floats, Floats]
     channels: NDArray[np.int64]
-    explained: float  # the share of the variance that the two axes hold
+    explained: float  # the share of the variance that the two axes explain
 
 
 @dataclass(eq=False)
 class Latent:
-    """What was measured on the features of a run, step by step."""
+    """Measurements of the features of a run, by step."""
 
     hoyer: list[float] = field(default_factory=list)
     active: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ class _Step:
 
 
 def measure(seen: Iterable[Seen], run: RunRecord, classes: int) -> Latent:
-    """Go through what all models of a run made of the images; only the last two steps are kept in full."""
+    """Measure the features of all models of a run; only those of the last two steps are kept."""
     steps: dict[int, _Step] = {}
     width = 0
     for one in seen:
@@ -91,9 +91,9 @@ def measure(seen: Iterable[Seen], run: RunRecord, classes: int) -> Latent:
 
 
 def normalised_counts(features: Tensor, labels: Tensor, classes: int) -> Floats:
-    """How many activations fall into each bin of 0..1 when divided by the largest of their class in the image (Eq. 9).
+    """The number of activations in each bin of 0..1, after dividing by the largest of their class in the image (Eq. 9).
 
-    Void takes no part, nor a class whose features are all zero.
+    Void and classes whose features are all zero are left out.
     """
     maxima = class_maxima(features, labels, classes)
     label = labels.flatten(1).long()
@@ -105,7 +105,7 @@ def normalised_counts(features: Tensor, labels: Tensor, classes: int) -> Floats:
 
 
 def project(before: int, after: int, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Projection:
-    """Principal components of both together. The same cells are taken of both: up to POINTS of a class, evenly."""
+    """Principal components of both together, with the same cells of both: up to POINTS per class, evenly spaced."""
     chosen = torch.cat([_spread(first[1] == c) for c in sorted(set(first[1].tolist()))])
     vectors = [first[0][chosen].double(), second[0][chosen].double()]
     both = torch.cat(vectors)
@@ -119,7 +119,7 @@ def project(before: int, after: int, first: tuple[Tensor, Tensor], second: tuple
 
 
 def _spread(member: Tensor) -> Tensor:
-    """Up to POINTS of the positions that belong, from all over them."""
+    """Up to POINTS of the selected positions, evenly spaced."""
     places = member.nonzero()[:, 0]
     if len(places) <= POINTS:
         return places
@@ -128,7 +128,7 @@ def _spread(member: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Remembered:
-    """The features that a run remembers: of how many classes, how many parts of background, and their bytes."""
+    """The remembered features of a run: the numbers of classes and of parts of background, and their bytes."""
 
     classes: int
     background: int
@@ -136,7 +136,7 @@ class Remembered:
 
 
 def remembered(memory: Mapping[str, Tensor]) -> Remembered | None:
-    """What a method's state says of remembered features; None if there are none."""
+    """The remembered features in the state of a method; None if there are none."""
     parts = parts_of(memory)
     if not parts:
         return None
@@ -145,7 +145,7 @@ def remembered(memory: Mapping[str, Tensor]) -> Remembered | None:
 
 
 def prototype_distances(memory: Mapping[str, Tensor], average: str) -> Floats | None:
-    """Euclidean distances between running prototypes; NaN where a class has none."""
+    """Euclidean distances between running prototypes; NaN if a class has none."""
     if f"prototypes.{average}.mean" not in memory:
         return None
     mean, seen = memory[f"prototypes.{average}.mean"].double(), memory[f"prototypes.{average}.seen"]
@@ -156,13 +156,13 @@ def prototype_distances(memory: Mapping[str, Tensor], average: str) -> Floats | 
 
 
 def logged(run: RunRecord, metric: str) -> list[float | None]:
-    """A metric of the features as the log has it at the end of each step (None where the step was not trained here)."""
+    """A metric of the features from the log, at the end of each step (None if the step was not trained in this run)."""
     last: dict[int, float] = {e["step"]: e["metrics"][metric] for e in run.log if metric in e.get("metrics", {})}
     return [last.get(k) for k in range(len(run.scores))]
 
 
 def box_of(projection: Projection) -> tuple[float, float, float, float]:
-    """What both panels show: (left, right, low, high) of all points."""
+    """The ranges of both panels: (left, right, low, high) of all points."""
     every = np.concatenate(projection.points)
     (left, low), (right, high) = every.min(0), every.max(0)
     return float(left), float(right), float(low), float(high)

@@ -1,4 +1,4 @@
-"""The page: everything that was found, put into the template. The result needs no other file and no network."""
+"""Renders the template. The resulting page needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sdrseg.report.pictures import Row
 
 @dataclass(eq=False)
 class Gathered:
-    """What goes into a page beside the runs themselves. `notes` say what is missing, and how to get it."""
+    """What a page shows besides the runs themselves. `notes` say what is missing and how to add it."""
 
     rows: list[Row] = field(default_factory=list)
     how_chosen: str = ""
@@ -119,7 +119,7 @@ def _steps(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def _settings(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Every setting of every run, and whether they differ."""
+    """Every setting of every run, and whether it differs."""
     rows: list[tuple[str, list[Any]]] = [
         (key, [run.identity[key] for run in runs]) for key in ("method", "preset", "sdrseg")
     ]

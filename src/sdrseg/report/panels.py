@@ -1,4 +1,4 @@
-"""The charts of a report, each with its title and with words in its place."""
+"""The charts of a report, each with a title and a text alternative."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def courses_panels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
         ]
         ends = [f"{s.label} {v:.1f}" for s in series if (v := s.y[-1]) is not None]
         if not ends or (group == "old" and all(c["new"] is None for run in runs for c in run.summary["miou_by_step"])):
-            continue  # where nothing is new, old is all
+            continue  # without new classes, old is the same as all
         every = max(1, round(last / 10))
         axes = charts.Axes(
             (-0.25, last + 0.25), (0, top), [(k, str(k)) for k in range(0, last + 1, every)], "step", "mIoU in %"
         )
-        name = f"{title}: mean IoU in per cent by step. At the end: {', '.join(ends)}."
+        name = f"{title}: mean IoU in per cent by step. Final values: {', '.join(ends)}."
         result.append({"title": title, "chart": charts.lines(series, axes, name)})
     return result
 
 
 def forgetting_panel(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
-    """Of each class that any run has known for longer than one step, in points."""
+    """Forgetting, in points, of each class that any run has known for more than one step."""
     names = max(runs, key=lambda run: run.last).names
     table: list[list[float | None]] = []
     for channel in range(len(names)):
@@ -52,12 +52,12 @@ def forgetting_panel(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
         return None
     scaled = [(name, [None if v is None else 100 * v for v in values]) for name, values in rows]
     mean = [f"{run.label} {100 * v:z.1f}" for run in runs if (v := run.summary["forgetting"]["final"]) is not None]
-    name = f"Forgetting of each class in points at the end. Mean over foreground classes: {', '.join(mean)}."
+    name = f"Final forgetting of each class in points. Mean over foreground classes: {', '.join(mean)}."
     return {"chart": charts.dots(scaled, [run.label for run in runs], name), "rows": rows}
 
 
 def sparsity_panels(runs: Sequence[RunRecord], latents: Sequence[Latent | None]) -> dict[str, Any] | None:
-    """Hoyer's measure and active channels after each step: of the shown images, or else of the log."""
+    """Hoyer's measure and active channels after each step, from the shown images or otherwise from the log."""
     measured = all(latent is not None for latent in latents)
     result = []
     for key, metric, title in (("hoyer", "hoyer", "Hoyer sparsity"), ("active", "active_channels", "Active channels")):
@@ -73,7 +73,9 @@ def sparsity_panels(runs: Sequence[RunRecord], latents: Sequence[Latent | None])
         ticks = [(k, str(k)) for k in range(0, last + 1, max(1, round(last / 10)))]
         axes = charts.Axes((-0.25, last + 0.25), span, ticks, "step", title)
         ends = ", ".join(f"{s.label} {s.y[-1]:.3g}" for s in series if s.y[-1] is not None)
-        chart = charts.lines(series, axes, f"{title} of the features by step. At the end: {ends}.", say="{:.3g}".format)
+        chart = charts.lines(
+            series, axes, f"{title} of the features by step. Final values: {ends}.", say="{:.3g}".format
+        )
         result.append({"title": title, "chart": chart})
     width = max((latent.channels for latent in latents if latent is not None), default=0)
     return {"panels": result, "measured": measured, "width": width}

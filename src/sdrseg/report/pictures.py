@@ -1,6 +1,6 @@
-"""Test images with their truth and what each model makes of them: which are shown, and how they get into the page.
+"""Test images with ground truth and predictions: which are shown, and how they are embedded in the page.
 
-Images are chosen from the labels alone, before any model has seen them, so no method can look better by the choice.
+Images are chosen by their labels only, before any prediction, so the choice favours no method.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from sdrseg.report.collect import RunRecord
 from sdrseg.scenario import parse_spec
 from sdrseg.terminal import progress
 
-VISIBLE = 0.01  # of an image's pixels: a class with less is hardly seen
-RARER = 0.01  # a class that was shown once more counts so much less: new ones come first
-LARGEST = 512  # pixels of the longer side, as shown
-SMALL = 160  # pictures up to this size are stored without loss
+VISIBLE = 0.01  # share of an image's pixels: a smaller class is hardly visible
+RARER = 0.01  # weight factor of a class each time it is shown, so that new ones come first
+LARGEST = 512  # pixels of the longer side in the page
+SMALL = 160  # pictures up to this size are compressed without loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class TestImage:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What a model made of one image: predicted channels (H, W), and features with their labels on the grid."""
+    """The output of a model for one image: predicted channels (H, W), and features with their labels on the grid."""
 
     step: int
     image: TestImage
@@ -62,7 +62,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Tile:
-    """A picture in the page: a data URI, and words in its place."""
+    """A picture in the page: a data URI and a text alternative."""
 
     uri: str
     alt: str
@@ -70,7 +70,7 @@ class Tile:
 
 @dataclass
 class Row:
-    """One test image: the photo, its truth, and for each run its predictions by step."""
+    """One test image: the photo, its ground truth, and the predictions of each run by step."""
 
     id: str
     photo: Tile
@@ -89,9 +89,9 @@ class Choice:
 
 
 def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, ClassIndex]:
-    """The data set of the runs and what its test masks hold; it must be the one that was scored."""
+    """The data set of the runs and the class index of its test masks; it must be the one that was scored."""
     spec = parse_spec(runs[0].identity["spec"])
-    own = spec.source == Extended.name  # its folder says where its data are
+    own = spec.source == Extended.name  # its folder lists its data sets
     source = open_source(spec.source, runs[0].path if own else data, runs[0].config)
     with progress(f"reading {spec.source}") as report:
         index = class_index(source, runs[0].scenario["steps"][-1].get("test_split", "val"), report)
@@ -101,15 +101,15 @@ def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, Cla
         if found.get(id) != digests[id]:
             what = "is missing" if id not in found else "has another content than when the runs were scored"
             where = data if data is not None else spec.source
-            raise DataError(f"{where}: the mask of {id} {what}. Give the data set of these runs with --data.")
+            raise DataError(f"{where}: the mask of {id} {what}. Name the data set of these runs with --data.")
     return source, index
 
 
 def choose(run: RunRecord, source: Source, index: ClassIndex, count: int) -> Choice:
-    """Images that show every class, and then every class once more, and so on: greedily, the first id where equal.
+    """Choose images greedily so that every class is shown once, then every class again, and so on; ties: first id.
 
-    An image shows a class that covers at least 1 % of what is scored of it (less for a class that is always smaller).
-    What a mask holds is an upper bound to what its view shows, so only promising masks are opened.
+    An image shows a class that covers at least 1 % of its scored pixels (less for a class that is always smaller). The
+    counts of the whole mask are an upper bound of those in its view, so only promising masks are opened.
     """
     step = run.scenario["steps"][-1]
     ids, channels = step["test_ids"], np.array(step["channels"])[1:]
@@ -135,7 +135,7 @@ def choose(run: RunRecord, source: Source, index: ClassIndex, count: int) -> Cho
 
 
 def _view(run: RunRecord, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The part of a mask that is scored, as it is shown."""
+    """The part of a mask that is scored."""
     view = EVALUATIONS[run.config.eval.transform]((mask.shape[0], mask.shape[1]))
     nothing = torch.zeros(3, *mask.shape, dtype=torch.uint8)
     shown: NDArray[np.uint8] = show(view, nothing, torch.from_numpy(np.array(mask)))[1].numpy()
@@ -143,7 +143,7 @@ def _view(run: RunRecord, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def load_images(run: RunRecord, source: Source, ids: Sequence[str]) -> list[TestImage]:
-    """The images as the run is scored on them."""
+    """The images as in the evaluation of the run."""
     table = torch.tensor(run.scenario["steps"][-1]["test_table"], dtype=torch.uint8)
     images = []
     for id in ids:
@@ -158,7 +158,7 @@ def load_images(run: RunRecord, source: Source, ids: Sequence[str]) -> list[Test
 
 @torch.inference_mode()
 def look(run: RunRecord, images: Sequence[TestImage], steps: Sequence[int] | None = None) -> Iterator[Seen]:
-    """Show the images to the saved models of these steps, or of every finished one."""
+    """Apply the saved models of these steps, or of every finished one, to the images."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for number in range(len(run.scores)) if steps is None else steps:
         network, decision = open_step(run.folder.step(number), run.config.net)
@@ -172,7 +172,7 @@ def look(run: RunRecord, images: Sequence[TestImage], steps: Sequence[int] | Non
 
 
 def start_row(image: TestImage, names: Sequence[str], colours: Sequence[Colour]) -> Row:
-    """The photo and the truth of an image, without padding."""
+    """The photo and the ground truth of an image, without padding."""
     shown = inside(image)
     pixels = np.ascontiguousarray(image.pixels.permute(1, 2, 0).numpy()[shown])
     photo = Image.fromarray(pixels)
@@ -195,7 +195,7 @@ def prediction_tile(seen: Seen, label: str, names: Sequence[str], colours: Seque
 
 
 def mask_uri(channels: NDArray[np.uint8], colours: Sequence[Colour]) -> str:
-    """A palette PNG: value = channel, and one more for what is not scored. The page rewrites the palette."""
+    """A palette PNG: value = channel, and one more for unscored pixels. The page rewrites the palette."""
     classes = len(colours)
     values = np.where(channels == VOID, classes, channels).astype(np.uint8)
     picture = Image.fromarray(values)
@@ -220,15 +220,15 @@ def _uri(picture: Image.Image, kind: str, **options: Any) -> str:
 
 
 def inside(image: TestImage) -> tuple[slice, slice]:
-    """Rows and columns that show the image: padding is always around it."""
+    """Rows and columns of the image inside the padding."""
     shown = ~image.padding.numpy()
     rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))
     return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
 
 
 def _shares(channels: NDArray[np.uint8], names: Sequence[str]) -> str:
-    """What a label map holds, largest first."""
+    """The classes of a label map in words, largest first."""
     counts = np.bincount(channels.ravel(), minlength=256)[: len(names)]
     order = [int(c) for c in np.argsort(-counts, kind="stable") if counts[c] > 0]
     scored = max(1, int(counts.sum()))
-    return ", ".join(f"{names[c]} {100 * counts[c] / scored:.0f} %" for c in order) or "nothing that is scored"
+    return ", ".join(f"{names[c]} {100 * counts[c] / scored:.0f} %" for c in order) or "no scored pixels"

@@ -1,4 +1,4 @@
-"""Coloured tables: IoU by class and step, confusions, distances. They are HTML, so that they can be read out."""
+"""Coloured tables: IoU by class and step, confusion, distances. They are HTML, so that screen readers can read them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from sdrseg.colours import hex_of, shade, text_on
 
-MOST = 40  # classes in a square table; of more only the largest entries are listed
+MOST = 40  # classes in a square table; with more, only the largest entries are listed
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One coloured cell. `value` is the number as it is in the files."""
+    """One coloured cell. `value` is the number from the files."""
 
     text: str
     value: float | None = None
@@ -32,8 +32,8 @@ class Heat:
     corner: str
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Cell]]]
-    groups: Sequence[int] = ()  # rows before which a line is drawn
-    tall: bool = False  # column names are written upright
+    groups: Sequence[int] = ()  # rows with a line above them
+    tall: bool = False  # column names are vertical
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def class_by_step(label: str, names: Sequence[str], table: Sequence[Sequence[flo
 
 
 def confusion(label: str, names: Sequence[str], matrix: NDArray[np.int64]) -> tuple[Heat | None, list[Entry]]:
-    """Where the pixels of each class went, in per cent of the class; and the largest errors."""
+    """The predictions for the pixels of each class, in per cent of the class, and the largest errors."""
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     there = matrix.sum(1) > 0
     wrong = np.where(np.eye(len(names), dtype=bool), 0, shares)
@@ -87,7 +87,7 @@ def confusion(label: str, names: Sequence[str], matrix: NDArray[np.int64]) -> tu
             share = float(shares[i, j])
             text = f"{100 * share:.0f}" if share >= 0.005 else ""
             hint = f"{name} predicted as {other}: {100 * share:.1f} %"
-            value = share if there[i] and text else None  # what is not written is not coloured either
+            value = share if there[i] and text else None  # empty cells are not coloured
             cells.append(coloured(value, share, text, hint, warm=i != j))
         rows.append((name, cells))
     title = f"Confusion matrix after the last step, {label}: row = truth, column = prediction, per cent of the row"

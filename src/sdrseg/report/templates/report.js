@@ -1,6 +1,6 @@
 "use strict";
-// The pictures: a slider for the step, one for the opacity, and classes that light up. Masks are palette PNGs whose
-// value is the class, so lighting a class up is a matter of rewriting their palette; no pixel is decoded here.
+// The pictures: sliders for step and opacity, and buttons that highlight classes. Masks are palette PNGs whose value is
+// the class, so a class is highlighted by rewriting the palette; no pixel is decoded here.
 (() => {
   const grid = document.getElementById("grid");
   if (!grid) return;
@@ -24,7 +24,7 @@
     return (value ^ 0xffffffff) >>> 0;
   };
 
-  // The PNG with every class that is not lit made dark and half transparent.
+  // The PNG with all classes dark and half transparent, except the highlighted ones.
   function dimmed(uri) {
     const bytes = Uint8Array.from(atob(uri.slice(uri.indexOf(",") + 1)), (c) => c.charCodeAt(0));
     const view = new DataView(bytes.buffer);
