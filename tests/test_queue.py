@@ -78,10 +78,10 @@ def test_lists_make_a_grid_and_pairs_stay_one_value():
         ({"train": {"epochs": [3, "x"]}}, "is not a whole number"),
         ({"seed": -1}, "must be at least 0"),
         ({"grid": {"method": "ft"}}, r"\[\[grid\]\]"),
-        ({"grid": [{"data": "x"}]}, "one for the whole file"),
+        ({"grid": [{"data": "x"}]}, "applies to the whole file"),
         ({"spec": "shapes:99-1@disjoint2"}, "unknown protocol"),
-        ({"method": 3}, "is not a text"),
-        ({"seed": list(range(20000))}, "are the most"),
+        ({"method": 3}, "is not a string"),
+        ({"seed": list(range(20000))}, "more than 10,000"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_said_before_anything_begins(values, says):
@@ -250,7 +250,7 @@ def test_slurm_gets_an_array_that_can_be_requeued(tmp_path, sdrseg, monkeypatch)
     file.write_text(TINY_FILE)
     words = ["run", file, "--on", "slurm", "--array", 3, "--gpus", 1, "--slurm", "partition=fast", "--budget", 50]
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert "there is no sbatch here" in sdrseg(*words)[2]
+    assert "sbatch not found" in sdrseg(*words)[2]
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     code, out, err = sdrseg(*words, "--out", tmp_path / "out", "--json")
     assert code == 0, err

@@ -37,7 +37,7 @@ def cell_of(run: Path) -> Cell:
     folder = RunFolder(run)
     saved = folder.read_json("config.json")
     if not (run / "summary.json").exists():
-        raise SdrsegError(f"{run}: not finished yet. Give the command that began it again, then ask for its result.")
+        raise SdrsegError(f"{run}: not finished yet. Run its command again to finish it first.")
     config = saved_config(saved["config"], str(run / "config.json"))
     spec, done = parse_spec(saved["spec"]), folder.read_json("summary.json")
     last = int(done["steps"]) - 1
@@ -81,18 +81,20 @@ def cell_of(run: Path) -> Cell:
 
 
 def write_cell(run: Path, out: Path) -> Path:
-    """Write the cell of a run into the folder `out`; the same result again is left as it is."""
+    """Write the cell of a run to the folder `out`; a file with the same result is left as it is."""
     cell = cell_of(run)
     file = out / f"{cell_name(cell)}.json"
     if not file.exists():
         write_json(file, cell)
     elif read_cell(file) != cell:
-        raise SdrsegError(f"{file} holds another result of this configuration. Move it away, or name another folder.")
+        raise SdrsegError(
+            f"{file} contains another result of this configuration. Move it away, or choose another folder."
+        )
     return file
 
 
 def cell_name(cell: Cell) -> str:
-    """The name of a cell's file: what it is, and the beginning of its configuration's hash."""
+    """The name of the file of a cell: the experiment, and the beginning of the hash of its configuration."""
     scenario = "".join(c if c.isalnum() or c in "-~" else "_" for c in str(cell["scenario"]))[:60]
     parts = [cell["dataset"], scenario, cell["protocol"], cell["method"], cell["preset"], f"seed{cell['seed']}"]
     return "-".join(map(str, parts)) + f"-{cell['config'][:8]}"
@@ -103,10 +105,10 @@ def read_cell(file: Path) -> Cell:
     try:
         cell = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SdrsegError(f"{file}: cannot be read ({error}). Make it again with `sdrseg result RUN`.") from error
+        raise SdrsegError(f"{file}: cannot be read ({error}). Write it again with `sdrseg result RUN`.") from error
     if not isinstance(cell, dict) or (missing := [key for key in KEYS if key not in cell]):
         lacks = f" (it has no {missing[0]})" if isinstance(cell, dict) else ""
-        raise SdrsegError(f"{file}: not a result{lacks}. Make it again with `sdrseg result RUN`.")
+        raise SdrsegError(f"{file}: not a result{lacks}. Write it again with `sdrseg result RUN`.")
     return cell
 
 
@@ -124,9 +126,9 @@ def read_cells(places: Sequence[Path]) -> list[Cell]:
 
 
 def scores_of(cell: Cell, transform: str | None = None, like: Spec | None = None) -> Mapping[str, Any] | None:
-    """old, new, all and the rest of a cell as scored with a transform (its own by default); None if it was not.
+    """The scores of a cell with a transform (its own by default); None if it was not scored with it.
 
-    `like`: another scenario of the data, into whose old and new classes an offline run's are divided.
+    `like`: another scenario of the data, whose old and new classes are used for an offline run.
     """
     also = cell["also"] or {}
     chosen = cell if transform in (None, cell["eval"]) else also if also.get("eval") == transform else None
@@ -152,7 +154,7 @@ def _means(score: StepScore) -> dict[str, float | None]:
 
 
 def _second(folder: RunFolder, last: int, config: Config) -> dict[str, Any] | None:
-    """The score of the last step with another transform, where there is one."""
+    """The score of the last step with another transform, if there is one."""
     for transform in get_args(get_type_hints(Eval)["transform"]):
         name = f"steps/{last}/{second_score(transform)}"
         if transform != config.eval.transform and (folder.path / name).exists():
@@ -162,7 +164,7 @@ def _second(folder: RunFolder, last: int, config: Config) -> dict[str, Any] | No
 
 
 def _per_class(scores: Sequence[StepScore]) -> list[dict[str, Any]]:
-    """IoU and pixel accuracy of each class at the end, and its IoU after the step that brought it."""
+    """The final IoU and pixel accuracy of each class, and its IoU after the step that introduced it."""
     end = scores[-1]
     accuracy = pixel_accuracy(end.confusion)
     rows = []
@@ -178,7 +180,7 @@ def _percent(value: float | None) -> float | None:
 
 
 def read_log(file: Path) -> list[dict[str, Any]]:
-    """The entries of a log.jsonl; lines that a kill left unfinished are passed over."""
+    """The entries of a log.jsonl; incomplete lines of a killed run are skipped."""
     entries = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
         try:
@@ -191,13 +193,13 @@ def read_log(file: Path) -> list[dict[str, Any]]:
 
 
 def seconds_in(log: Sequence[Mapping[str, Any]]) -> float:
-    """Wall time of a run: the time between two entries counts unless the second begins a new process."""
+    """The wall time of a run, without the time between a stop and the next start."""
     times = [(float(entry["time"]), entry["event"] in ("start", "resume")) for entry in log]
     return sum(now - before for (before, _), (now, begins) in pairwise(times) if not begins)
 
 
 def _origin(folder: RunFolder, saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """How long it took and on what: from the log, and for older logs from environment.json."""
+    """Run time and device, from the log or, for older logs, from environment.json."""
     log = read_log(folder.path / "log.jsonl")
     start = next((entry for entry in log if entry["event"] == "start" and "device" in entry), {})
     if not start and (folder.path / "environment.json").exists():
@@ -222,12 +224,12 @@ def _origin(folder: RunFolder, saved: Mapping[str, Any], config: Config) -> dict
 
 
 def _settings(saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Every setting that is not what the data set, the preset and the method say, and changes results."""
+    """Every setting that affects results and differs from the data set, the preset and the method."""
     spec = parse_spec(saved["spec"])
     try:
         layers = method_layers(saved["method"], saved["preset"], spec.task, spec.source)
         own = own_sections(saved["method"])
-    except SdrsegError:  # a method of the user's own, not known here
+    except SdrsegError:  # a custom method that is not known here
         layers, own = [], {}
     usual = {s.key: s.value for s in load_config(spec.source, between=layers, own=own).settings()}
     matters = [s for s in config.settings() if s.affects != "nothing"]
@@ -236,9 +238,9 @@ def _settings(saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
 
 def config_hash(spec: str, method: str, preset: str, code: str | None, config: Config, seed: bool = True) -> str:
-    """Of all that a result depends on beside the data: the same for the same experiment on any machine.
+    """A hash of everything that a result depends on except the data: the same experiment has the same hash everywhere.
 
-    A method's own settings are always part of it, since a run is read without the method that declares their defaults.
+    It always includes a method's own settings, because a run is read without the method that declares their defaults.
     """
     own = {f"{name}.{key}" for name, section in config.own.items() for key in vars(section)}
     matters = [s for s in config.settings() if s.affects != "nothing" and (s.key in own or not s.is_default)]

@@ -1,7 +1,7 @@
 """Several workers for one study, started by submitit: processes on this machine, or an array of SLURM jobs.
 
-Every worker goes through the whole queue. The lock of a run keeps two from writing the same one; a worker that ends,
-for whatever reason, leaves a run that another goes on with.
+Every worker goes through the whole queue. A lock prevents two workers from writing to the same run; if a worker ends,
+for any reason, another one resumes its run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from sdrseg.errors import UsageError
 from sdrseg.study.queue import run_queue
 
-WAIT = 5.0  # seconds until a worker looks again whether a run that another has is finished
+WAIT = 5.0  # seconds until a worker checks again whether the runs of other workers are finished
 
 
 @dataclass
 class Worker:
-    """What a job does: a study, from the file or the table that it is read from."""
+    """One job: it reads a study from a file or a table and runs it."""
 
     read: Callable[..., Any]
     arguments: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Worker:
     def __call__(self) -> dict[str, Any]:
         """Go through the queue until every run is finished or has failed."""
         experiments = [e for e in self.read(**self.arguments).experiments if e.folder in self.chosen]
-        first = len(experiments) * self.number // self.workers  # workers begin apart from each other
+        first = len(experiments) * self.number // self.workers  # workers start at different places
         queue = experiments[first:] + experiments[:first]
         failed: dict[str, str] = {}
         finished: list[str] = []
@@ -51,7 +51,7 @@ class Worker:
         return {"finished": finished, "failed": failed}
 
     def checkpoint(self) -> Any:
-        """What submitit asks for when a job is about to be stopped: the same once more."""
+        """Called by submitit when a job is about to be stopped: submit the same job again."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)
@@ -59,7 +59,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Machines:
-    """Where workers run: how many, with how many GPUs and minutes each, and what else SLURM is told."""
+    """Where workers run, how many, GPUs and minutes per worker, and further options for SLURM."""
 
     on: str
     array: int = 1
@@ -71,7 +71,7 @@ class Machines:
 def submit(workers: Sequence[Worker], machines: Machines, folder: Path) -> list[Any]:
     """Start the workers; returns submitit's jobs."""
     if machines.on not in ("slurm", "local"):
-        raise UsageError(f"--on {machines.on} is not possible: slurm or local.")
+        raise UsageError(f"--on {machines.on}: use slurm or local.")
     submitit = _submitit()
     gpus = machines.gpus
     if machines.on == "local":
@@ -84,7 +84,7 @@ def submit(workers: Sequence[Worker], machines: Machines, folder: Path) -> list[
         return jobs
     if shutil.which("sbatch") is None:
         raise UsageError(
-            "--on slurm: there is no sbatch here. Start it on a machine of the cluster, or use --on local."
+            "--on slurm: sbatch not found. Run this command on a machine of the cluster, or use --on local."
         )
     executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
     executor.update_parameters(
@@ -100,17 +100,17 @@ def submit(workers: Sequence[Worker], machines: Machines, folder: Path) -> list[
 
 def make_workers(count: int, **what: Any) -> list[Worker]:
     if count < 1:
-        raise UsageError(f"--array {count}: at least 1 worker.")
+        raise UsageError(f"--array {count}: use at least 1 worker.")
     return [Worker(**what, number=number, workers=count) for number in range(count)]
 
 
 def gather(jobs: Sequence[Any]) -> dict[str, Any]:
-    """Wait for the workers; what they finished, what failed, and which of them ended without a word."""
+    """Wait for the workers; returns what finished, what failed, and which workers were lost."""
     result: dict[str, Any] = {"finished": [], "failed": {}, "lost": []}
     for job in jobs:
         try:
             one = job.result()
-        except Exception as error:  # killed, or a machine that went away
+        except Exception as error:  # killed, or its machine is gone
             result["lost"].append(f"worker {job.job_id}: {str(error).strip().splitlines()[0]}")
             continue
         result["finished"] += one["finished"]

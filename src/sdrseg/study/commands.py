@@ -1,4 +1,4 @@
-"""What the verbs about studies do and print."""
+"""The commands for studies and their output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sdrseg.terminal import clock, console, print_json, print_table
 
 @dataclass(frozen=True)
 class Given:
-    """What `sdrseg run` and `sdrseg tables` have in common: which experiments to run, and how."""
+    """The common options of `sdrseg run` and `sdrseg tables`: which experiments to run, and how."""
 
     out: Path | None = None
     data: Path | None = None
@@ -40,9 +40,9 @@ class Given:
 
 
 def run_study(study: Study, given: Given, read: Callable[..., Study], arguments: Mapping[str, Any]) -> bool:
-    """Run the chosen experiments of a study, or show them; whether none failed. `read`: how workers get the study."""
+    """Run or show the chosen experiments of a study; returns whether none failed. `read`: reads the study in workers."""
     if given.keep not in ("all", "last", "none"):
-        raise UsageError(f"--keep-models {given.keep} is not possible: all, last or none.")
+        raise UsageError(f"--keep-models {given.keep}: use all, last or none.")
     out = given.out or Path(study.name)
     data, bases = given.data or study.data, given.bases or study.bases
     chosen = study.chosen(given.cells, given.only)
@@ -68,7 +68,7 @@ def run_study(study: Study, given: Given, read: Callable[..., Study], arguments:
 
 
 def start_workers(machines: Machines, out: Path, what: Mapping[str, Any], json: bool) -> bool:
-    """Start workers. Those on this machine are waited for; SLURM's go on by themselves."""
+    """Start workers. Waits for those on this machine, but not for those of SLURM."""
     jobs = submit(make_workers(machines.array, **what), machines, out / "jobs")
     if machines.on == "slurm":
         names = [str(job.job_id) for job in jobs]
@@ -85,12 +85,12 @@ def start_workers(machines: Machines, out: Path, what: Mapping[str, Any], json: 
         for label, why in result["failed"].items():
             console().print(f"failed: {label}: {why}", soft_wrap=True)
         for why in result["lost"]:
-            console().print(f"lost: {why}. The same command goes on.", soft_wrap=True)
+            console().print(f"lost: {why}. Run the same command again to resume.", soft_wrap=True)
     return not result["failed"] and not result["lost"]
 
 
 def show_plan(study: Study, chosen: Sequence[str], rows: Sequence[dict[str, Any]], json: bool) -> None:
-    """What would be run."""
+    """Show what would run."""
     rows = [row for row in rows if row["name"] in set(chosen)]
     seconds = sum(row["seconds"] or 0 for row in rows if not row["done"])
     if json:
@@ -101,8 +101,8 @@ def show_plan(study: Study, chosen: Sequence[str], rows: Sequence[dict[str, Any]
         + ["done" if row["done"] else "–" if row["seconds"] is None else clock(row["seconds"])]
         for row in rows
     ]
-    print_table(study.name, ["number", "experiment", "training images", "iterations", "time, about"], body)
-    console().print(f"{quantity(len(rows), 'experiment')}, about {clock(seconds)} to go", soft_wrap=True)
+    print_table(study.name, ["number", "experiment", "training images", "iterations", "estimated time"], body)
+    console().print(f"{quantity(len(rows), 'experiment')}, about {clock(seconds)} remaining", soft_wrap=True)
 
 
 def run_file(file: Path, given: Given) -> bool:
@@ -116,13 +116,13 @@ def read_table(name: str, seeds: Sequence[int], preset: str, settings: Mapping[s
 
 
 def show_table(table: Table, format: str, out: Path | None) -> None:
-    """Print a table in a form, or write it into a new file."""
+    """Print a table in a format, or write it to a new file."""
     forms = {"markdown": to_markdown, "csv": to_csv, "latex": to_latex}
     if format not in ("terminal", *forms):
-        raise UsageError(f"--format {format} is not possible: terminal, {', '.join(forms)}.")
+        raise UsageError(f"--format {format}: use terminal, {', '.join(forms)}.")
     if format == "terminal":
         if out is not None:
-            raise UsageError("--out needs --format markdown, csv or latex.")
+            raise UsageError("--to needs --format markdown, csv or latex.")
         console().print(to_terminal(table))
         return
     text = forms[format](table)
@@ -130,7 +130,7 @@ def show_table(table: Table, format: str, out: Path | None) -> None:
         print(text, end="")
         return
     if out.exists():
-        raise UsageError(f"{out} is there already. Name a new file.")
+        raise UsageError(f"{out} already exists. Choose a new file.")
     with atomic_writer(out) as file:
         file.write(text.encode())
 
@@ -154,7 +154,7 @@ def paper_results(
     to: Path | None,
     run: bool,
 ) -> bool:
-    """`sdrseg tables`: show a table of the paper with our numbers, after running what is missing if asked to."""
+    """`sdrseg tables`: show a table of the paper with our numbers; with `run`, first run missing experiments."""
     arguments: dict[str, Any] = {"name": name, "seeds": seeds, "preset": preset, "settings": settings}
     well = True
     if run or given.dry_run:
@@ -169,7 +169,7 @@ def paper_results(
 
 def _known(transform: str | None) -> str | None:
     if transform not in (None, "crop512", "full_image"):
-        raise UsageError(f"--eval {transform} is not possible: crop512 or full_image.")
+        raise UsageError(f"--eval {transform}: use crop512 or full_image.")
     return transform
 
 
@@ -184,7 +184,7 @@ def draw(
     every_step: bool,
     dpi: int,
 ) -> list[Path]:
-    """`sdrseg figures`: the files that were written."""
+    """`sdrseg figures`: draw a figure; returns the files."""
     from sdrseg.study import figures, model_figures, qualitative
 
     from_results = {"steps": figures.draw_steps, "per-class": figures.draw_classes}

@@ -1,4 +1,4 @@
-"""Any runs side by side: means over seeds, and the differences between methods with what the seeds can show."""
+"""Compares runs: means over seeds, and differences between methods with confidence intervals."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Group = dict[str, list[Cell]]  # cells of one setup by its label; they differ in
 
 
 def compare(cells: Sequence[Cell], transform: str | None = None, reference: str | None = None) -> Table:
-    """A block for each scenario, a line for each setup, and below them the differences to the reference."""
+    """A block per scenario with a line per setup; notes state the differences to the reference."""
     if not cells:
-        raise UsageError("No result to compare. Name runs, results or folders of results.")
+        raise UsageError("No results to compare. Name runs, results or folders of results.")
     blocks, notes = [], []
     for spec in dict.fromkeys(spec_of(cell) for cell in cells):
         groups = grouped([cell for cell in cells if spec_of(cell) == spec])
@@ -29,12 +29,12 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
             found = [_values(cell, transform) for cell in some]
             values = (Value(spread([f[name] for f in found if f[name] is not None])) for name in VALUES)
             lines.append(Line(label, tuple(values), some[0]["scenario"] != "offline"))
-        rows = ranked(lines)  # little forgetting is good, so it has no rank
+        rows = ranked(lines)  # forgetting is not ranked, because lower is better
         rows = tuple(Line(r.name, (*r.values[:3], Value(r.values[3].ours)), r.ranked) for r in rows)
         blocks.append(Block(spec, VALUES, rows))
         notes += [f"{spec}: {d.sentence()}" for d in differences(groups, "all", transform, reference)]
     if len(notes) > 1:
-        notes.append(f"{len(notes)} comparisons, each by itself: with many, some intervals leave out 0 by chance.")
+        notes.append(f"{len(notes)} comparisons without correction: with many, some intervals exclude 0 by chance.")
     transforms = sorted({transform or cell["eval"] for cell in cells})
     notes.append(f"mIoU in per cent, scored with {' and '.join(transforms)}; ± is the standard deviation over seeds.")
     return Table("compare", "", tuple(blocks), tuple(notes))
@@ -45,7 +45,7 @@ def spec_of(cell: Cell) -> str:
 
 
 def grouped(cells: Sequence[Cell]) -> Group:
-    """Cells of one scenario by setup; labels say the method, and settings only where they tell setups apart."""
+    """Cells of one scenario by setup; a label is the method, with settings only if needed to distinguish setups."""
     setups: dict[str, list[Cell]] = {}
     for cell in cells:
         setups.setdefault(cell["setup"], []).append(cell)
@@ -74,7 +74,7 @@ def grouped(cells: Sequence[Cell]) -> Group:
 def differences(
     groups: Group, value: str, transform: str | None = None, reference: str | None = None
 ) -> list[Difference]:
-    """Of every setup to the reference: the one named, else the first."""
+    """The differences of every setup to the reference, by default the first."""
     if reference is not None and reference not in groups:
         raise UsageError(f"--reference {reference}: not among {', '.join(groups)}.")
     base = reference or next(iter(groups))
@@ -94,11 +94,11 @@ def _values(cell: Cell, transform: str | None) -> Mapping[str, Any]:
 
 
 def _require_comparable(groups: Group) -> None:
-    """Two results of one seed in one setup would count one seed twice; other images would compare other things."""
+    """Raise an error if a setup has two results with one seed, or if runs were scored on different images."""
     for label, some in groups.items():
         seeds = Counter(cell["seed"] for cell in some)
         if twice := [seed for seed, count in seeds.items() if count > 1]:
-            raise UsageError(f"{label}: two results with seed {twice[0]}. Leave one of them out.")
+            raise UsageError(f"{label}: two results with seed {twice[0]}. Leave one out.")
     scored = {cell["scored_on"] for some in groups.values() for cell in some}
     if len(scored) > 1:
         raise UsageError(f"These runs were scored on {' and '.join(sorted(scored))}; compare one kind at a time.")

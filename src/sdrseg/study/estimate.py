@@ -1,4 +1,4 @@
-"""How much work an experiment is, and about how long it takes."""
+"""Estimates the work of an experiment and its time."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from sdrseg.study.cell import Cell
 from sdrseg.study.grid import Experiment
 
 REFERENCE = {"resnet50": 375.0, "resnet101": 300.0, "toy16": 100.0}
-"""Images trained a second with SDR, crops of 512 and batches of 8, on one H200 (results/speed); toy16: crops of 64,
-about, on two cores. Only until a study has results of its own."""
+"""Training images per second with SDR, crops of 512 and batches of 8, on one H200 (results/speed); toy16: roughly, for
+crops of 64 on two cores. Used only until a study has results of its own."""
 SCORED = 400.0
-"""Images scored a second on one H200."""
+"""Test images per second on one H200."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an experiment has to do: training images and iterations, and scored images, by step."""
+    """The work of an experiment by step: training images, iterations, test images."""
 
     images: tuple[int, ...]
     iterations: tuple[int, ...]
     scored: tuple[int, ...]
 
     def without_base(self) -> Work:
-        """What is left where another experiment trains the model of step 0."""
+        """The work if another experiment trains the model of step 0."""
         return Work((0, *self.images[1:]), (0, *self.iterations[1:]), self.scored)
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Work:
 
 
 def work_of(experiment: Experiment, data: Path | None) -> Work | None:
-    """The work of an experiment, from the data where they are, else from the known sizes; None if nobody knows."""
+    """The work of an experiment, from the data if available, otherwise from known sizes; None if unknown."""
     sizes = _sizes(experiment, data)
     if sizes is None:
         return None
@@ -98,7 +98,7 @@ def _measured(spec: Any, policy: Any, config: Any, data: Path | None) -> tuple[l
 
 
 def _base(experiment: Experiment) -> str:
-    """What tells models of step 0 apart, without looking at the data."""
+    """A key for models of step 0, without reading the data."""
     spec, (method, config) = experiment.spec, base_of(find_method(experiment.method), experiment.config.of_step(0))
     first = str(spec.task).partition("-")[0] if re.fullmatch(r"\d+-\d+", str(spec.task)) else spec.task
     protocol = "disjoint" if spec.protocol == "sequential" else spec.protocol
@@ -107,7 +107,7 @@ def _base(experiment: Experiment) -> str:
 
 
 def seconds_of(experiment: Experiment, work: Work, finished: Sequence[Cell] = ()) -> float:
-    """About how long it takes: at the pace of finished cells with this network, else at that of the reference."""
+    """The estimated time: at the speed of finished cells with this network, otherwise at the reference speed."""
     net, crop = experiment.config.net, experiment.config.data.crop
     alike = [
         cell["images_per_second"]
@@ -123,7 +123,7 @@ def seconds_of(experiment: Experiment, work: Work, finished: Sequence[Cell] = ()
 
 
 def plan(experiments: Sequence[Experiment], data: Path | None, finished: Sequence[Cell] = ()) -> list[dict[str, Any]]:
-    """What `--dry-run` shows: each experiment with its work, its time and whether it is done."""
+    """What `--dry-run` shows: each experiment with its work, its time and whether it is finished."""
     done = {cell["config"] for cell in finished}
     rows = []
     bases: set[str] = set()

@@ -1,4 +1,4 @@
-"""Figures a paper can take as they are: 8 pt text, colours for any colour vision, widths of a column; SVG, PDF, PNG."""
+"""Figures for papers: 8 pt text, colours for colour-blind readers, column widths; SVG, PDF, PNG."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sdrseg.study.compare import Group, grouped, spec_of
 from sdrseg.study.statistics import spread
 
 COLUMN, PAGE = 3.35, 6.9  # inches: one column, two
-DPI = 300  # pixels an inch, in the PNG
+DPI = 300  # pixels per inch in the PNG
 FORMATS = ("svg", "pdf", "png")
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)))
 MARKERS = "os^DXv"
@@ -53,10 +53,10 @@ def figure(width: float, height: float) -> Iterator[Figure]:
 
 
 def save(made: Figure, stem: Path, dpi: int = DPI) -> list[Path]:
-    """Write a figure in all formats (dpi: of the PNG, and of pictures); files that are there are not replaced."""
+    """Write a figure in all formats (dpi: of the PNG, and of pictures); existing files are not replaced."""
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in FORMATS]
     if there := [file for file in files if file.exists()]:
-        raise UsageError(f"{there[0]} is there already. Choose another name with --out.")
+        raise UsageError(f"{there[0]} already exists. Choose another name with --out.")
     for file, kind in zip(files, FORMATS, strict=True):
         dated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
         smaller: dict[str, Any] = {"pil_kwargs": {"optimize": True}} if kind == "png" else {}
@@ -66,7 +66,7 @@ def save(made: Figure, stem: Path, dpi: int = DPI) -> list[Path]:
 
 
 def look_of(number: int) -> dict[str, Any]:
-    """Colour, dash and marker of a line: any two differ in more than colour."""
+    """Colour, dash and marker of a line; any two lines differ in more than colour."""
     beyond = number // len(LINES)
     dash, marker = DASHES[(number + beyond) % len(DASHES)], MARKERS[(number + beyond) % len(MARKERS)]
     return {"color": LINES[number % len(LINES)], "linestyle": dash, "marker": marker}
@@ -77,7 +77,7 @@ def one_scenario(cells: Sequence[Cell]) -> tuple[str, Group]:
     specs = list(dict.fromkeys(spec_of(cell) for cell in cells))
     if len(specs) != 1:
         some = f" ({specs[0]} and {specs[1]})" if specs else ""
-        raise UsageError(f"A figure shows runs of one scenario, and these are of {len(specs)}{some}.")
+        raise UsageError(f"A figure shows runs of one scenario, but these are from {len(specs)}{some}.")
     return specs[0], grouped(cells)
 
 
@@ -114,7 +114,7 @@ def draw_classes(cells: Sequence[Cell], out: Path, dpi: int = DPI) -> list[Path]
     """IoU of each class after the last step; whiskers are the standard deviation over seeds."""
     spec, groups = one_scenario(cells)
     names = [row["name"] for row in cells[0]["per_class"]]
-    brought = [row["step"] for row in cells[0]["per_class"]]
+    introduced = [row["step"] for row in cells[0]["per_class"]]
     with figure(COLUMN, 0.8 + 0.16 * len(names)) as made:
         axis = made.subplots()
         for number, (label, some) in enumerate(groups.items()):
@@ -134,7 +134,7 @@ def draw_classes(cells: Sequence[Cell], out: Path, dpi: int = DPI) -> list[Path]
                 **look,
             )
         for k in range(1, len(names)):
-            if brought[k] != brought[k - 1]:
+            if introduced[k] != introduced[k - 1]:
                 axis.axhline(k - 0.5, color="0.7", lw=0.5)
         axis.set(yticks=range(len(names)), yticklabels=names, xlim=(-2, 102), xlabel="IoU (%)", title=spec)
         axis.invert_yaxis()

@@ -1,13 +1,13 @@
-"""Experiments in a file: TOML in which every list is one side of a grid.
+"""Experiments in a TOML file, in which every list is one dimension of a grid.
 
     spec = "voc:15-1@disjoint"
     method = ["mib", "sdr"]
     seed = [1, 2, 3]
-    data = "VOC"               # or `path` in [data]; folders and files are found from where this file lies
+    data = "VOC"               # or `path` in [data]; paths are relative to this file
     [train]
     epochs = 8
 
-A file may hold several grids, [[grid]] each, that share what stands above them.
+A file may contain several grids, each a [[grid]], which share the keys above them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST = 10_000
 
 @dataclass(frozen=True)
 class Experiment:
-    """One cell of a grid: a run that is not necessarily there yet."""
+    """One cell of a grid: a run that may not exist yet."""
 
     spec: Spec
     method: str
@@ -47,7 +47,7 @@ class Experiment:
     config: Config
     settings: Mapping[str, Any]
     varied: Mapping[str, Any]
-    """Of the settings those that are not the same in the whole file."""
+    """The settings that vary within the file."""
 
     @property
     def hash(self) -> str:
@@ -55,14 +55,14 @@ class Experiment:
 
     @property
     def label(self) -> str:
-        """For people: what it is and how it differs from its neighbours."""
+        """A readable name, with the settings that vary."""
         words = [str(self.spec), self.method, *([self.preset] if self.preset != "default" else [])]
         varied = [f"{key}={value}" for key, value in self.varied.items() if key != "train.seed"]
         return " ".join([*words, *varied, f"seed={self.config.train.seed}"])
 
     @property
     def folder(self) -> str:
-        """For files: the name of its run and of its result."""
+        """The name of its run and of its result on disk."""
         scenario = self.spec.task if self.spec.seed is None else f"{self.spec.task}~{self.spec.seed}"
         facts = {"dataset": self.spec.source, "scenario": scenario, "protocol": self.spec.protocol}
         facts |= {"method": self.method, "preset": self.preset, "seed": str(self.config.train.seed)}
@@ -71,7 +71,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Study:
-    """What a file of experiments says."""
+    """The contents of a file of experiments."""
 
     name: str
     experiments: tuple[Experiment, ...]
@@ -86,7 +86,7 @@ class Study:
 
 
 def read_study(file: Path) -> Study:
-    """Read a file of experiments; whatever is wrong with any of them is said before one begins."""
+    """Read a file of experiments; an error in any of them is reported before the first one starts."""
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -100,12 +100,12 @@ def read_experiment(file: Path) -> tuple[Experiment, Path | None, Path | None]:
     """The one experiment of a file, its data and its store of bases."""
     study = read_study(file)
     if len(study.experiments) != 1:
-        raise UsageError(f"{file} holds {len(study.experiments)} experiments. Run them with `sdrseg run {file}`.")
+        raise UsageError(f"{file} contains {len(study.experiments)} experiments. Run them with `sdrseg run {file}`.")
     return study.experiments[0], study.data, study.bases
 
 
 def make_study(values: Mapping[str, Any], origin: str, here: Path, name: str) -> Study:
-    """A study from the nested values of a file; `here`: where relative paths in it begin."""
+    """A study from the nested values of a file; `here`: the folder for its relative paths."""
     shared = {key: value for key, value in values.items() if key not in ("grid", *PLACES)}
     places = {key: values[key] for key in PLACES if key in values}
     if isinstance(places.get("data"), Mapping):  # the section, with the folder in it
@@ -116,28 +116,28 @@ def make_study(values: Mapping[str, Any], origin: str, here: Path, name: str) ->
         raise UsageError(f"{origin}: write several grids as [[grid]], each with its own keys below.")
     for grid in grids:
         if wrong := [key for key in PLACES if isinstance(grid.get(key), str)]:
-            raise UsageError(f"{origin}: {wrong[0]} is one for the whole file; write it above the first [[grid]].")
+            raise UsageError(f"{origin}: {wrong[0]} applies to the whole file; write it above the first [[grid]].")
     sides = [_sides({**shared, **_merged(shared, grid)}, origin) for grid in grids]
     if (size := sum(_size(side) for side in sides)) > MOST:
-        raise UsageError(f"{origin}: {size:,} experiments; {MOST:,} are the most. Make its lists shorter.")
+        raise UsageError(f"{origin}: {size:,} experiments, more than {MOST:,}. Shorten its lists.")
     points = [dict(point) for side in sides for point in _points(side)]
     keys = sorted({key for point in points for key in point})
     varied = [key for key in keys if "." in key and len({json.dumps(p.get(key)) for p in points}) > 1]
     experiments = [make_experiment(point, varied, origin, here) for point in points]
-    unique = {e.hash: e for e in experiments}  # a file may name the same thing twice
+    unique = {e.hash: e for e in experiments}  # a file may contain an experiment twice
     found = {key: _place(places.get(key), key, origin, here) for key in PLACES}
     return Study(name, tuple(unique.values()), **found)
 
 
 def _merged(shared: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any]:
-    """What a grid says, its sections on top of the shared ones."""
+    """The values of a grid, with its sections merged into the shared ones."""
     return {
         key: {**shared.get(key, {}), **value} if isinstance(value, Mapping) else value for key, value in grid.items()
     }
 
 
 def _sides(values: Mapping[str, Any], origin: str) -> dict[str, list[Any]]:
-    """By key ("method", "train.epochs") the values that it takes, one after the other."""
+    """The list of values of each key ("method", "train.epochs")."""
     sections = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "own"}
     sides: dict[str, list[Any]] = {}
     for key, value in values.items():
@@ -154,7 +154,7 @@ def _sides(values: Mapping[str, Any], origin: str) -> dict[str, list[Any]]:
             raise UsageError(f"{origin}: unknown key {key}{nearest(key, [*SIDES, *PLACES, *sections])}")
     for key in ("spec", "method"):
         if key not in sides:
-            raise UsageError(f'{origin}: say {key} = "…" (or a list of them).')
+            raise UsageError(f'{origin}: {key} is missing. Add {key} = "…" (or a list).')
     if empty := [key for key, chosen in sides.items() if not chosen]:
         raise UsageError(f"{origin}: {empty[0]} = [] leaves nothing to run.")
     return sides
@@ -168,7 +168,8 @@ def _size(sides: Mapping[str, Sequence[Any]]) -> int:
 
 
 def _points(sides: Mapping[str, Sequence[Any]]) -> Iterator[list[tuple[str, Any]]]:
-    """Seeds outermost, so that a whole comparison is there early; then scenarios, settings, methods."""
+    """All combinations. Seeds vary slowest, so that a whole comparison is finished early; then scenarios, settings,
+    methods."""
     first = sorted(sides, key=lambda key: ["seed", "spec", "preset", key, "method"].index(key))
     for values in itertools.product(*(sides[key] for key in first)):
         yield list(zip(first, values, strict=True))
@@ -178,7 +179,7 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
     """The experiment at one point of a grid: values by "spec", "method", "preset", "seed" and "section.key"."""
     for key in ("spec", "method", "preset"):
         if not isinstance(point.get(key, ""), str):
-            raise UsageError(f"{origin}: {key} = {point[key]!r} is not a text.")
+            raise UsageError(f"{origin}: {key} = {point[key]!r} is not a string.")
     settings = {key: value for key, value in point.items() if "." in key}
     if "seed" in point:
         settings["train.seed"] = point["seed"]
@@ -200,7 +201,7 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
 
 
 def _found(text: str, here: Path) -> str:
-    """A FILE.py of the user's own is looked for beside the file of experiments."""
+    """A custom FILE.py is searched next to the file of experiments."""
     name = text.partition(".py")[0] + ".py"
     return str(here / text) if ".py" in text and (here / name).is_file() else text
 

@@ -1,4 +1,4 @@
-"""Figures that need the models of runs: activations, the latent space."""
+"""Figures that need the models of runs: activations and latent space."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sdrseg.report.pictures import TestImage, choose, load_images, look, open_da
 from sdrseg.study.figures import COLUMN, DPI, PAGE, figure, look_of, save
 
 UNCERTAIN = (0.3, 0.85)
-"""The activations of which the paper says that its sparsity term removes them."""
+"""The range of activations that, according to the paper, its sparsity term removes."""
 
 
 def open_runs(
     paths: Sequence[Path], data: Path | None, images: int, ids: Sequence[str] = ()
 ) -> tuple[list[RunRecord], list[TestImage]]:
-    """Finished runs of one scenario, and test images: these, or so many that show all classes."""
+    """Finished runs of one scenario, and test images: those in `ids`, or `images` images that show all classes."""
     runs = collect(paths)
     for run in runs:
         if not run.finished:
-            raise SdrsegError(f"{run.path}: not finished yet. Let `sdrseg train` finish it first.")
+            raise SdrsegError(f"{run.path}: not finished yet. Finish it with `sdrseg train` first.")
     known = runs[0].scenario["steps"][-1]["test_ids"]
     if wrong := [id for id in ids if id not in known]:
         raise UsageError(f"--id {wrong[0]}: not one of the {len(known)} test images, such as {known[0]}.")
@@ -49,7 +49,7 @@ def share_uncertain(latent: Latent) -> float | None:
 
 
 def draw_histogram(runs: Sequence[RunRecord], images: Sequence[TestImage], out: Path, dpi: int = DPI) -> list[Path]:
-    """How activations are distributed, each divided by the largest of its class in the image."""
+    """The distribution of activations, each divided by the largest of its class in the image."""
     latents = measured(runs, images)
     centres = (np.arange(BINS) + 0.5) / BINS
     with figure(COLUMN, 2.4) as made:
@@ -70,7 +70,7 @@ def draw_latent(runs: Sequence[RunRecord], images: Sequence[TestImage], out: Pat
     pairs = [(run, one.projection) for run, one in zip(runs, measured(runs, images), strict=True)]
     shown = [(run, one) for run, one in pairs if one is not None]
     if not shown:
-        raise SdrsegError("These runs have one step; the figure shows features before and after a step.")
+        raise SdrsegError("These runs have only one step; the figure shows features before and after a step.")
     with figure(PAGE, 2.6 * len(shown) + 0.5) as made:
         axes = made.subplots(len(shown), 2, squeeze=False)
         used: set[int] = set()

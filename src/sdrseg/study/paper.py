@@ -1,4 +1,4 @@
-"""The paper's tables: their numbers, and the experiments that stand for them."""
+"""The paper's tables: their numbers, and the experiments that reproduce them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sdrseg.study.grid import Experiment, Study, make_experiment
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table. Without `method` it has numbers of the paper only; `spec`: one run for all columns."""
+    """A row of a table. Without `method` it has only numbers of the paper; `spec`: one run for all columns."""
 
     name: str
     method: str | None = None
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table: columns are scenarios, `values` what is printed of each."""
+    """One table: columns are scenarios, `values` the scores of each."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ class PaperTable:
     rows: tuple[Row, ...]
 
     def printed(self, row: Row, column: str) -> dict[str, float]:
-        """The paper's numbers, by value."""
+        """The paper's numbers by score."""
         place = self.columns.index(column)
         numbers = row.paper[place] if place < len(row.paper) else ()
         return dict(zip(self.values, numbers, strict=False))
@@ -70,11 +70,11 @@ def paper_table(name: str) -> PaperTable:
     return paper_tables()[name]
 
 
-Grid = dict[tuple[str, str], list[Experiment]]  # by row and column, one experiment a seed
+Grid = dict[tuple[str, str], list[Experiment]]  # by row and column, one experiment per seed
 
 
 def experiments_of(table: PaperTable, seeds: Sequence[int], preset: str, settings: Mapping[str, Any]) -> Grid:
-    """The experiments of a table, with settings of the user's own on top of the data set's and the methods'."""
+    """The experiments of a table; `settings` override those of the data set and the methods."""
     grid: Grid = {}
     for row in table.rows:
         for column in table.columns:
@@ -87,6 +87,6 @@ def experiments_of(table: PaperTable, seeds: Sequence[int], preset: str, setting
 
 
 def study_of(table: PaperTable, grid: Grid) -> Study:
-    """The same as a study: what several cells of the table share is run once."""
+    """The experiments as a study: those that several cells share are run once."""
     unique = {experiment.hash: experiment for some in grid.values() for experiment in some}
     return Study(table.name, tuple(unique.values()))

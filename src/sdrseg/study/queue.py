@@ -1,4 +1,4 @@
-"""A study as a queue: one experiment after the other; what is finished stays, what fails is reported, all resume."""
+"""Runs a study as a queue: one experiment after the other. Failures are reported, and an interrupted queue resumes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Keep = Literal["all", "last", "none"]
 
 @dataclass
 class Outcome:
-    """What came of a queue: labels by what happened to them, and why some failed."""
+    """The outcome of a queue: labels of experiments by their state, and why some failed."""
 
     finished: list[str] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class QueueDisplay(TrainingDisplay):
         super().__init__(0, active, self._head)
 
     def begin(self, number: int, experiment: Experiment, steps: int, expected: float, later: float) -> None:
-        """An experiment begins; `expected` and `later`: seconds that it and those after it may take."""
+        """Start an experiment; `expected` and `later`: estimated seconds for it and for those after it."""
         self._number, self._name, self._expected, self._later = number, experiment.label, expected, later
         self._begun, self._step, self._steps = time.monotonic(), -1, steps
         super().say(f"[{number}/{self._total}] {experiment.label}, about {clock(expected + later)} left in all")
@@ -70,7 +70,7 @@ class QueueDisplay(TrainingDisplay):
 
 
 def finished_cells(out: Path, more: Sequence[Path] = ()) -> list[Cell]:
-    """The results that a study has in its folder and in others."""
+    """The results in the folder of a study and in other folders."""
     return read_cells([place for place in (out / "results", *more) if place.exists()])
 
 
@@ -85,14 +85,14 @@ def run_queue(
     keep: Keep = "all",
     display: Any = None,
 ) -> Outcome:
-    """Run what is not finished, in order, for some minutes at most. Runs go to out/runs, results to out/results."""
+    """Run what is not finished, in order, for at most `minutes`. Runs go to out/runs, results to out/results."""
     cells = finished_cells(out, results)
     done = {cell["config"] for cell in cells}
     outcome = Outcome(before=[e.label for e in experiments if e.hash in done])
     queue = [e for e in experiments if e.hash not in done]
     rows = {row["name"]: row for row in plan(experiments, data, cells)}
     expected = {name: row["seconds"] or 0.0 for name, row in rows.items()}
-    spent = foreseen = 0.0  # of what was run until now: how wrong the estimates are here
+    spent = foreseen = 0.0  # measured and estimated time so far, to correct the estimates
     display = display or QueueDisplay(len(queue), Processes().rank == 0)
     images = ImagePool(whole=True)
     stop_at = None if minutes is None else time.monotonic() + 60 * minutes
@@ -117,7 +117,7 @@ def run_queue(
             outcome.elsewhere.append(label)
         except InterruptedRunError:
             if stop_at is None or time.monotonic() < stop_at:
-                raise  # the user asked
+                raise  # interrupted by the user
             outcome.left += [e.label for e in queue[number:]]
             break
         except Exception as error:
@@ -159,7 +159,7 @@ def _run(
 
 
 def _drop_models(folder: Path, keep: Keep) -> None:
-    """Remove the models of a finished run, all or all but the last; scores, log and settings stay."""
+    """Remove all models of a finished run, or all but the last; scores, log and settings stay."""
     steps = sorted((folder / "steps").iterdir(), key=lambda step: int(step.name))
     for step in {"all": [], "last": steps[:-1], "none": steps}[keep]:
         for part in ("model", "memory"):
@@ -167,9 +167,9 @@ def _drop_models(folder: Path, keep: Keep) -> None:
 
 
 def _failure(error: Exception, file: Path) -> str:
-    """Why an experiment failed, in a sentence; of what nobody expected the traceback is kept."""
+    """Why an experiment failed, in a sentence; the traceback of an unexpected error is saved."""
     if isinstance(error, SdrsegError):
         return str(error)
     with atomic_writer(file) as written:
         written.write("".join(traceback.format_exception(error)).encode())
-    return f"{type(error).__name__}: {error} ({file} says where)"
+    return f"{type(error).__name__}: {error} (traceback: {file})"

@@ -1,4 +1,4 @@
-"""What a search may vary: settings with their ranges."""
+"""The ranges of a search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sdrseg.config import Config
 from sdrseg.errors import UsageError, nearest
 
 STABILITY = ("kd.weight", "enc.weight", "importance.weight")
-"""Weights of what keeps a method at its old state."""
+"""Weights of the terms that keep a model close to its old state."""
 PUBLISHED = {
     "kd.weight": (1.0, 100.0),
     "pm.weight": (1e-3, 1e-1),
@@ -20,12 +20,12 @@ PUBLISHED = {
     "cl.repel": (1e-3, 1e-2),
     "sp.weight": (1e-5, 1e-3),
 }
-"""The ranges that the official code's page names (METHODS.md 3.3), searched on a logarithmic scale."""
+"""The ranges in the README of the official code, searched on a logarithmic scale."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Values of one setting: numbers from `low` to `high`, or some words."""
+    """The values of one setting: numbers from `low` to `high`, or a choice of words."""
 
     key: str
     low: float = 0.0
@@ -61,12 +61,12 @@ def parse_range(text: str) -> Range:
         raise UsageError(f"--range {text}: write {key}=LOW:HIGH, {key}=LOW:HIGH:log or {key}=WORD|WORD.")
     low, high = (_number(part, text) for part in parts[:2])
     if not low < high or (log and low <= 0):
-        raise UsageError(f"--range {text}: the smaller value comes first, and a logarithm needs values above 0.")
+        raise UsageError(f"--range {text}: LOW must be below HIGH, and above 0 with log.")
     return Range(key, low, high, log, kinds[key] is int)
 
 
 def default_ranges(config: Config) -> list[Range]:
-    """The published ranges of the weights that a method uses, and around the learning rate of later steps."""
+    """The published ranges of the weights that a method uses, and a range around the learning rate of later steps."""
     used = {s.key: s.value for s in config.settings()}
     found = [Range(key, low, high, log=True) for key, (low, high) in PUBLISHED.items() if used[key] > 0]
     if used["importance.weight"] > 0:

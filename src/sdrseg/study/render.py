@@ -27,7 +27,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """One line a number, for other programs."""
+    """One line per number, for other programs."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["table", "scenario", "row", "value", "mean", "std", "seeds", "paper", "misprint", "difference"])
@@ -44,7 +44,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A table with booktabs: scenarios side by side; below our number of each method, in italics, the paper's."""
+    """A table with booktabs: scenarios side by side; the paper's numbers are in italics below ours."""
     blocks = table.blocks
     names = list(dict.fromkeys(line.name for block in blocks for line in block.lines))
     width = [len(block.values) for block in blocks]
@@ -143,12 +143,12 @@ def _tex(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A name in one line: whatever is not printable becomes a question mark."""
+    """A name on one line, with question marks for characters that are not printable."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _ends(table: Table) -> list[str]:
-    """What stands below a table."""
+    """The lines below a table."""
     ends = list(table.notes)
     if table.missing:
         some = "; ".join(table.missing[:5]) + ("; …" if len(table.missing) > 5 else "")

@@ -1,4 +1,4 @@
-"""Numbers of several seeds: means, spreads, and differences paired by seed with what they can and cannot show."""
+"""Statistics over seeds: means, standard deviations, and paired differences with confidence intervals."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.
 T95 += [2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042]
 """Student's t, two-sided 95 %, for 1 to 30 degrees of freedom."""
 FEWEST = 3
-"""With fewer seeds no difference is claimed: the interval of two spans the whole scale."""
+"""With fewer seeds no difference is claimed: the interval of two seeds is far too wide."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation (none of a single value) over seeds."""
+    """Mean and sample standard deviation (None for a single value) over seeds."""
 
     mean: float
     std: float | None
@@ -35,7 +35,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """A minus B, paired by seed. `half`: half the width of the 95 % interval, none with fewer than FEWEST seeds."""
+    """A minus B, paired by seed. `half`: half the width of the 95 % interval, None with fewer than FEWEST seeds."""
 
     a: str
     b: str
@@ -47,15 +47,15 @@ class Difference:
 
     @property
     def shown(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.half is not None and abs(self.mean) > self.half
 
     def sentence(self) -> str:
-        """What the seeds show, and no more."""
+        """What the seeds show, in a sentence."""
         what = f"{self.a} − {self.b}: {self.mean:+.1f} points of {self.value}"
         count = len(self.seeds)
         if count == 1:
-            return f"{what} with one seed; whether another seed would say the same is not known."
+            return f"{what} with one seed; other seeds may differ."
         if self.half is None:
             return f"{what} with {count} seeds (standard error {self.error:.1f}); too few to claim a difference."
         interval = f"95 % interval {self.mean - self.half:+.1f} to {self.mean + self.half:+.1f}, {count} seeds"

@@ -1,4 +1,4 @@
-"""Tables of results: what stands in them. render.py prints them."""
+"""The contents of tables of results; render.py prints them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Value:
     paper: float | None = None
     misprint: bool = False
     rank: int = 0
-    """1: best of ours, 2: runner-up."""
+    """1: our best, 2: our second best."""
 
     @property
     def difference(self) -> float | None:
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """One scenario: lines of methods, columns of values."""
+    """One scenario: a line per method, a column per score."""
 
     title: str
     values: tuple[str, ...]
@@ -55,7 +55,7 @@ class Table:
 
 
 def fill(table: PaperTable, grid: Grid, cells: Sequence[Cell], transform: str | None = None) -> Table:
-    """A table of the paper with our numbers in it."""
+    """A table of the paper with our numbers."""
     by_hash = {cell["config"]: cell for cell in cells}
     found = {
         place: [by_hash[experiment.hash] for experiment in some if experiment.hash in by_hash]
@@ -107,7 +107,7 @@ def _block(
 def _per_class(
     table: PaperTable, found: Mapping[tuple[str, str], Sequence[Cell]], column: str, transform: str | None
 ) -> Block:
-    """Lines are classes, columns IoU and pixel accuracy of each method."""
+    """Lines are classes; columns are IoU and pixel accuracy of each method."""
     rows = [row for row in table.rows if row.is_run(column)]
     per_row = [[scores_of(cell, transform) for cell in found.get((row.name, column), ())] for row in rows]
     classes: list[dict[str, Any]] = next((s["per_class"] for scores in per_row for s in scores if s is not None), [])
@@ -126,7 +126,7 @@ def _per_class(
 
 
 def ranked(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """The lines with the best of each column ranked 1 and the next 2; equal values share a rank."""
+    """The lines with rank 1 for the best of each column and 2 for the next; equal values share a rank."""
     result = [list(line.values) for line in lines]
     for column in range(max((len(line.values) for line in lines), default=0)):
         means = {

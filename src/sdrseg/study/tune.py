@@ -1,8 +1,8 @@
-"""Choosing settings on held-out training images: the test images are not read, by whatever is tried.
+"""Chooses settings on held-out training images; the test images are never read.
 
-Two ways. `stability_decay`, after De Lange et al.: first the learning rate, by fine-tuning on the first new step; then
-the largest stability weight, halved until the new classes are learned nearly as well as by fine-tuning.
-`search_ranges`: Optuna over ranges, whose journal can be resumed and shared by several processes.
+Two strategies. `stability_decay`, after De Lange et al.: first the learning rate, by fine-tuning on the first new step;
+then the largest stability weight, halved until the new classes are learned nearly as well as by fine-tuning.
+`search_ranges`: Optuna over ranges, with a journal that can be resumed and shared by several processes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from sdrseg.study.ranges import Range, around, stability_of
 
 HOLDOUT = 0.2
 WITHIN = 0.2
-"""New classes may be learned this share less well than by fine-tuning."""
+"""How much worse than fine-tuning the new classes may be learned, as a share."""
 LARGEST, HALVINGS = 8.0, 10
 ORACLE = "ORACLE: scored on held-out images of all steps with all labels, which no method without old images has"
 OWN = "scored on held-out images of each step with the labels of that step"
 
 
 class EnoughError(SdrsegError):
-    """A trial has shown what it was made for."""
+    """A trial has all the results it needs."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a search and what it scored."""
+    """One run of a search and its score."""
 
     stage: str
     values: Mapping[str, Any]
@@ -50,7 +50,7 @@ class Trial:
 
 @dataclass
 class Search:
-    """What is the same in all trials of a search, and what came of them."""
+    """What all trials of a search share, and their results."""
 
     spec: str
     method: str
@@ -72,7 +72,7 @@ class Search:
     def run(
         self, folder: str, method: str, values: Mapping[str, Any], after_step: Callable[[StepScore], None] | None
     ) -> dict[str, Any]:
-        """Train with some values; the same call again goes on or reads what is there."""
+        """Train with some values; a repeated call resumes the run or returns its result."""
         scope = "all" if self.oracle else "step"
         held = {"train.holdout": HOLDOUT, "train.holdout_scope": scope}
         return train(
@@ -89,7 +89,7 @@ class Search:
         )
 
     def first_new(self, stage: str, folder: str, method: str, values: Mapping[str, Any]) -> float:
-        """Train up to the first new step; the hold-out's mIoU of its new classes, in per cent."""
+        """Train up to the first new step; returns the mIoU of its new classes on held-out images, in per cent."""
         found: list[float] = []
 
         def after(score: StepScore) -> None:
@@ -102,14 +102,14 @@ class Search:
         except EnoughError:
             pass
         except NotFiniteError:
-            found.append(0.0)  # it learns nothing so
+            found.append(0.0)  # it diverged
         if not found:
-            raise UsageError(f"{self.spec} has one step. Tuning needs a scenario in which new classes come.")
+            raise UsageError(f"{self.spec} has only one step. Tuning needs a scenario with new classes.")
         self.trials.append(Trial(stage, dict(values), round(found[0], 4)))
         return found[0]
 
     def write(self, chosen: Mapping[str, Any], strategy: str) -> dict[str, Any]:
-        """Keep the chosen values and the evidence in tune.json."""
+        """Write the chosen values and all trials to tune.json."""
         result = {
             "spec": self.spec,
             "method": self.method,
@@ -128,13 +128,13 @@ class Search:
 def stability_decay(search: Search, rates: Sequence[float] | None = None) -> dict[str, Any]:
     """The default strategy: the learning rate by fine-tuning, then the largest stability weight that still learns."""
     if search.oracle:
-        raise UsageError("--oracle belongs to a search over ranges: add --search or --range.")
+        raise UsageError("--oracle needs a search over ranges: add --search or --range.")
     usual = search.config()
     weights = stability_of(usual)
     best: tuple[float, float] | None = None
     for rate in rates or around(usual.of_step(1).optim.lr):
         score = search.first_new("learning rate", f"lr-{rate:g}", "ft", {"optim.lr_later": rate})
-        best = max(best or (score, -rate), (score, -rate))  # of equals the smaller rate
+        best = max(best or (score, -rate), (score, -rate))  # with equal scores, the smaller rate
         search.write({"optim.lr_later": -best[1]}, "stability decay, not finished")
     assert best is not None
     reference, rate = best[0], -best[1]
@@ -149,18 +149,20 @@ def stability_decay(search: Search, rates: Sequence[float] | None = None) -> dic
         factor /= 2
     strategy = "stability decay (De Lange et al.), on the first new step"
     if reference == 0:
-        strategy += "; fine-tuning learned none of its classes with any rate, so this choice says nothing: train longer"
+        strategy += (
+            "; fine-tuning learned none of its classes with any rate, so this choice is meaningless: train longer"
+        )
     return search.write(chosen, strategy)
 
 
 def search_ranges(
     search: Search, ranges: Sequence[Range], trials: int | None, minutes: float | None, seed: int = 0
 ) -> dict[str, Any]:
-    """Optuna over ranges; trials that fall behind after a step are pruned. The score of a trial is the mean over new
-    steps of the hold-out's mIoU: of the new classes, or with the oracle of all."""
+    """Search with Optuna; trials that are behind after a step are pruned. The score of a trial is the mean over new
+    steps of the mIoU on held-out images: of the new classes or, with the oracle, of all classes."""
     optuna = _optuna()
     if trials is None and minutes is None:
-        raise UsageError("Say how long to search: --trials NUMBER or --minutes MINUTES.")
+        raise UsageError("Limit the search: add --trials NUMBER or --minutes MINUTES.")
     kind = "all" if search.oracle else "new"
 
     def objective(trial: Any) -> float:
@@ -181,7 +183,7 @@ def search_ranges(
         except NotFiniteError:
             return 0.0
         if not seen:
-            raise UsageError(f"{search.spec} has one step. Tuning needs a scenario in which new classes come.")
+            raise UsageError(f"{search.spec} has only one step. Tuning needs a scenario with new classes.")
         return sum(seen) / len(seen)
 
     search.out.mkdir(parents=True, exist_ok=True)
@@ -199,7 +201,7 @@ def search_ranges(
         study.optimize(objective, n_trials=left, timeout=None if minutes is None else 60 * minutes, catch=())
     done = [trial for trial in study.trials if trial.value is not None]
     if not done:
-        raise SdrsegError("No trial was finished. Give the search more time.")
+        raise SdrsegError("No trial finished. Give the search more time.")
     search.trials = [Trial("search", trial.params, trial.value) for trial in done]
     return search.write(study.best_trial.params, f"Optuna, {quantity(len(done), 'trial')}")
 

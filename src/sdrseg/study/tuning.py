@@ -1,4 +1,4 @@
-"""`sdrseg tune`: what it prints and draws."""
+"""`sdrseg tune`: its output and plots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tune(
     minutes: float | None,
     json: bool,
 ) -> None:
-    """Search, and show the chosen values, the evidence and the command that trains with them."""
+    """Search, then show the trials, the chosen values and a command that trains with them."""
     if ranges or published:
         chosen = [parse_range(text) for text in ranges] or default_ranges(search.config())
         result = search_ranges(search, chosen, trials, minutes)
@@ -39,7 +39,7 @@ def tune(
     ]
     print_table(f"{result['strategy']}; {result['scored']}", ["stage", "values", "mIoU"], rows)
     said = _said(result["chosen"])
-    for line in (f"chosen: {said}", f"plots: {', '.join(map(str, plots))}", f"train with it: {command}"):
+    for line in (f"chosen: {said}", f"plots: {', '.join(map(str, plots))}", f"train with these values: {command}"):
         console().print(line, soft_wrap=True)
 
 
@@ -59,7 +59,7 @@ def train_command(search: Search, chosen: Mapping[str, Any]) -> str:
 
 
 def draw_trials(result: Mapping[str, Any], out: Path) -> list[Path]:
-    """The score against each value that was varied."""
+    """Plot the score against each value that was varied."""
     files = [out.with_name(f"{out.name}.{kind}") for kind in ("svg", "pdf", "png")]
     if all(file.exists() for file in files):
         return files
