@@ -67,7 +67,7 @@ def test_predict_takes_the_file(trained, exported):
     one, two = a.predict(image), b.predict(image)
     np.testing.assert_allclose(one.probabilities, two.probabilities, atol=1e-4)
     assert (one.mask != two.mask).mean() < 1e-3
-    with pytest.raises(SdrsegError, match="holds one step"):
+    with pytest.raises(SdrsegError, match="contains one step"):
         load(exported, step=1)
 
 
@@ -135,7 +135,7 @@ def test_a_file_that_answers_otherwise_is_not_written(trained, exported, tmp_pat
     with torch.no_grad():
         real.network.classifier.bias += torch.linspace(0, 1, 11)
     monkeypatch.setattr(export, "load", lambda *_: real)
-    with pytest.raises(SdrsegError, match="does not answer as PyTorch does on 1 generated, 32×32: logits differ by 1"):
+    with pytest.raises(SdrsegError, match="differs from PyTorch on 1 generated, 32×32: logits differ by 1"):
         export_model(trained, tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
 
@@ -145,7 +145,7 @@ def test_what_is_refused_before_any_work(trained, exported, tmp_path, monkeypatc
     (tmp_path / "there.onnx").write_bytes(b"mine")
     for options, message in (
         ({"run": trained, "out": tmp_path / "m.pt"}, "ends in .onnx"),
-        ({"run": trained, "out": tmp_path / "m.onnx", "format": "torchscript"}, "there is onnx"),
+        ({"run": trained, "out": tmp_path / "m.onnx", "format": "torchscript"}, "use onnx"),
         ({"run": trained, "out": tmp_path / "there.onnx"}, "exists"),
         ({"run": exported, "out": tmp_path / "m.onnx"}, "is a file"),
         ({"run": trained, "out": tmp_path / "m.onnx", "check": ["nothing.png"]}, "no such file"),
@@ -161,7 +161,7 @@ def test_foreign_damaged_and_missing(exported, tmp_path, monkeypatch):
     foreign = onnx.load(exported)
     del foreign.metadata_props[:]
     onnx.save(foreign, tmp_path / "foreign.onnx")
-    for name, message in (("cut", "not an ONNX file that can be used"), ("foreign", "without the metadata")):
+    for name, message in (("cut", "not a usable ONNX file"), ("foreign", "without the metadata")):
         with pytest.raises(SdrsegError, match=message):
             load(tmp_path / f"{name}.onnx")
     real = builtins.__import__

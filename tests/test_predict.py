@@ -216,7 +216,7 @@ def test_the_first_frame_of_an_animation(tmp_path):
     frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
     pixels, note = read_pixels(tmp_path / "a.webp")
     np.testing.assert_array_equal(pixels, SCENE)
-    assert note == "2 frames, of which the first is used"
+    assert note == "2 frames; the first is used"
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -385,7 +385,7 @@ def test_nothing_is_overwritten_unless_allowed(sdrseg, trained):
     assert sdrseg("predict", trained, "a.png", "--out", "o")[0] == 0
     Path("o/masks/a.png").write_bytes(b"mine")
     code, _, err = sdrseg("predict", trained, "a.png", "--out", "o")
-    assert code == 1 and "o/areas.csv and 2 more: exists already" in err and "--overwrite" in err
+    assert code == 1 and "o/areas.csv and 2 more: already exists" in err and "--overwrite" in err
     assert Path("o/masks/a.png").read_bytes() == b"mine"
     assert sdrseg("predict", trained, "a.png", "--out", "o", "--overwrite")[0] == 0
     assert Image.open("o/masks/a.png").size == (64, 64)

@@ -1,6 +1,6 @@
 """`sdrseg export`: a model as one ONNX file for images of any size, checked against PyTorch before it is written.
 
-The graph holds everything from pixels to classes: normalisation, padding to the network's stride, the network, and
+The graph contains everything from pixels to classes: normalisation, padding to the network's stride, the network, and
 cropping to the size of the image.
 """
 
@@ -23,7 +23,7 @@ from sdrseg import __version__
 from sdrseg.data.augment import MEAN, STD, normalise
 from sdrseg.data.shapes import Shapes
 from sdrseg.decision import Decision, scores
-from sdrseg.errors import SdrsegError, UsageError, first_line
+from sdrseg.errors import SdrsegError, UsageError, first_line, quantity
 from sdrseg.files import atomic_writer, require_writable
 from sdrseg.network import Network
 from sdrseg.predict.images import find_inputs, read_pixels
@@ -34,19 +34,19 @@ from sdrseg.terminal import print_json, print_table
 
 FORMATS = ("onnx",)
 SIZES = ((32, 32), (33, 47), (64, 64), (65, 129), (200, 150), (512, 512))
-"""Of the generated images that every file is checked on."""
-LARGEST = 1024  # of larger images given with --check, this much from the middle is taken
+"""The sizes of the generated images on which every file is checked."""
+LARGEST = 1024  # larger images given with --check are cropped to this size in the middle
 TOLERANCE = 1e-3  # of the largest logit
 OUTPUTS = ["logits", "mask"]
 INPUT = "images: uint8 (batch, 3, height, width), RGB, values 0 to 255 as decoded; any height and width from 32 up"
 OUTPUT = (
-    "logits: float32 (batch, classes, height, width), in the order of classes, the largest is the mask's; "
+    "logits: float32 (batch, classes, height, width), in the order of classes; the mask has the largest; "
     "mask: uint8 (batch, height, width), ids"
 )
 
 
 class Graph(nn.Module):
-    """What is exported: from uint8 images to logits and ids."""
+    """The exported module: from uint8 images to logits and ids."""
 
     def __init__(self, network: Network, ids: Sequence[int], decision: Decision):
         super().__init__()
@@ -62,8 +62,8 @@ class Graph(nn.Module):
 
 
 class AveragePool(nn.Module):
-    """nn.AdaptiveAvgPool2d as two products with matrices of weights, which exist for any size in an exported network
-    (of its own export only sizes that the cells divide are right)."""
+    """nn.AdaptiveAvgPool2d as two matrix products, which work for any size in an exported network (PyTorch's own export
+    is correct only for multiples of the number of cells)."""
 
     def __init__(self, cells: tuple[int, int]):
         super().__init__()
@@ -81,7 +81,7 @@ class AveragePool(nn.Module):
 
 
 def _exportable(network: Network) -> Network:
-    """A copy in which poolings to several cells are of the kind above."""
+    """A copy of the network in which pooling to several cells is replaced by the class above."""
     network = copy.deepcopy(network)
     for module in list(network.modules()):
         for name, child in module.named_children():
@@ -102,15 +102,15 @@ def export_model(
     check: Sequence[str] = (),
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Write a model as ONNX, after comparing it with PyTorch on images; what was written and how close it is."""
+    """Write a model as ONNX after comparing it with PyTorch on images; returns the file and the differences."""
     path, out = Path(run), Path(out)
     if format not in FORMATS:
-        raise UsageError(f"--format {format}: there is {', '.join(FORMATS)}.")
+        raise UsageError(f"--format {format}: use {', '.join(FORMATS)}.")
     if out.suffix.lower() != ".onnx":
-        raise UsageError(f"--out {out}: give a name that ends in .onnx.")
+        raise UsageError(f"--out {out}: use a name that ends in .onnx.")
     if path.is_file():
         raise SdrsegError(
-            f"{path} is a file. Give a run or a step of it: what is exported comes from PyTorch's weights."
+            f"{path} is a file. Name a run or a step of it, which have the PyTorch weights for the export."
         )
     if out.is_dir() or (out.exists() and not overwrite):
         raise SdrsegError(f"{out} exists. Choose another --out, or add --overwrite.")
@@ -127,7 +127,7 @@ def export_model(
 
 
 def metadata(model: Model) -> dict[str, Any]:
-    """What an ONNX file says about itself; predict needs classes, decision, multiple, crop and batch_size."""
+    """The metadata of an ONNX file; predict needs classes, decision, multiple, crop and batch_size."""
     return {
         "version": __version__,
         **{key: model.facts[key] for key in ("spec", "step", "method", "protocol", "net", "model_sha256")},
@@ -144,7 +144,7 @@ def metadata(model: Model) -> dict[str, Any]:
 def _onnx(network: Network, model: Model) -> Any:
     """The graph as an ONNX protobuf."""
     try:
-        import onnxruntime  # noqa: F401 - asked for here, so that what is missing is said before any work
+        import onnxruntime  # noqa: F401 - imported here, so that a missing package is reported first
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise SdrsegError(f"exporting needs onnx, onnxscript and onnxruntime: {INSTALL}") from error
@@ -162,18 +162,18 @@ def _onnx(network: Network, model: Model) -> Any:
             )
         assert program is not None
         return _with_names(program.model_proto)
-    except Exception as error:  # anything: what cannot be exported fails in many places of PyTorch
+    except Exception as error:  # the export can fail in many places of PyTorch
         net = model.facts["net"]
         raise SdrsegError(
             f"{net['encoder']} with {net['decoder']} cannot be exported for images of any size: "
-            f"{first_line(error)}. Nothing was written. deeplabv3plus with a ResNet can be."
+            f"{first_line(error)}. Nothing was written. deeplabv3plus with a ResNet works."
         ) from error
     finally:
         logging.getLogger("torch.onnx").setLevel(level)
 
 
 def _with_names(proto: Any) -> Any:
-    """Sizes that are free are called batch, height and width, wherever they occur."""
+    """Name the dynamic sizes batch, height and width wherever they occur."""
     sides = proto.graph.input[0].type.tensor_type.shape.dim
     names = {sides[n].dim_param: name for n, name in ((0, "batch"), (2, "height"), (3, "width"))}
     if "" in names or len(names) < 3:
@@ -215,14 +215,14 @@ def _compare(network: Network, model: Model, content: bytes, given: list[tuple[s
         )
         if not close:
             raise SdrsegError(
-                f"the exported network does not answer as PyTorch does on {name}: logits differ by {difference:.2g} "
-                f"(allowed {allowed:.2g}), {other} pixels have another class. Nothing was written."
+                f"the exported network differs from PyTorch on {name}: logits differ by {difference:.2g} "
+                f"(allowed: {allowed:.2g}), classes in {quantity(other, 'pixel')}. Nothing was written."
             )
     return {"largest_difference": max(row["difference"] for row in rows), "checked": rows}
 
 
 def _check_images(given: list[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
-    """Generated scenes of all sizes, one or two at a time, and the user's own images."""
+    """Generated scenes of all sizes, in batches of one or two, and the images given by the user."""
     for number, (height, width) in enumerate(SIZES):
         scenes = Shapes(size=max(height, width), train=1, val=2)
         batch = [scenes.image(id)[:height, :width] for id in scenes.ids("val")[: 1 + number % 2]]

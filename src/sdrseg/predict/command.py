@@ -21,7 +21,7 @@ from sdrseg.terminal import console, print_json, print_table, progress
 from sdrseg.tiles import check_tiles
 
 MOST = 2**26
-"""Bytes of images that are read ahead, unless a single image is larger."""
+"""How many bytes of images are read ahead, unless a single image is larger."""
 
 
 def predict_images(
@@ -40,12 +40,12 @@ def predict_images(
     overwrite: bool = False,
     json: bool = False,
 ) -> bool:
-    """Segment all images, write everything below `out`, print a summary; whether every image could be read."""
+    """Segment all images, write the results to `out` and print a summary; returns whether every image could be read."""
     for option, value in (("--batch-size", batch_size), ("--max-pixels", max_pixels)):
         if value is not None and value < 1:
-            raise UsageError(f"{option} {value}: give at least 1.")
+            raise UsageError(f"{option} {value}: must be at least 1.")
     if max_pixels is not None:
-        Image.MAX_IMAGE_PIXELS = -(-max_pixels // 2)  # Pillow warns from here on, and refuses twice as many
+        Image.MAX_IMAGE_PIXELS = -(-max_pixels // 2)  # Pillow warns from here on and refuses twice as many
     inputs = find_inputs(words, leave_out=out)
     model = load(path, step, device)
     tile = model.tile if tile is None else tile
@@ -85,7 +85,7 @@ class Picture(NamedTuple):
 
 
 class _Tiles:
-    """Counts tiles for the progress bar. How many there will be is known from the heads of the files."""
+    """Counts tiles for the progress bar. The total is known from the headers of the files."""
 
     def __init__(self, model: Model, inputs: Sequence[Input], tile: int, overlap: int | None, report: Progress):
         self.of = {image.path: model.tiles(*picture_size(image.path), tile=tile, overlap=overlap) for image in inputs}
@@ -99,7 +99,7 @@ class _Tiles:
 def _read(
     inputs: Sequence[Input], read: deque[Picture], failed: list[dict[str, str]], count: _Tiles
 ) -> Iterator[Array]:
-    """The pixels of the images that can be read, noted in `read`; the others go to `failed`."""
+    """The pixels of the readable images, which are added to `read`; the others are added to `failed`."""
     for image in inputs:
         try:
             read.append(Picture(image, *read_pixels(image.path)))
@@ -111,7 +111,7 @@ def _read(
 
 
 def _write(picture: Picture, prediction: Prediction, outputs: Outputs) -> dict[str, Any]:
-    """Write what was found in an image; the facts about it."""
+    """Write the prediction of an image; returns its entry in the summary."""
     image, pixels, note = picture
     outputs.write(image, prediction)
     files = {kind: printable(str(file)) for kind, file in outputs.files(image).items()}
@@ -135,7 +135,7 @@ def _summary(
 
 
 def _print(model: Model, out: Path, done: list[dict[str, Any]]) -> None:
-    """How much of all images each class takes, and where everything is."""
+    """Print the area of each class over all images, and the output folder."""
     everything = sum(entry["height"] * entry["width"] for entry in done)
     rows = []
     for c in model.classes:
@@ -143,12 +143,12 @@ def _print(model: Model, out: Path, done: list[dict[str, Any]]) -> None:
         share = 100 * sum(pixels) / max(1, everything)
         rows.append([c.id, c.name, sum(n > 0 for n in pixels), sum(pixels), f"{share:.2f} %"])
     step = f"step {model.facts.get('step')} of {model.facts.get('spec')}"
-    print_table(f"{quantity(len(done), 'image')}, {step}", ["id", "class", "images with it", "pixels", "share"], rows)
+    print_table(f"{quantity(len(done), 'image')}, {step}", ["id", "class", "images", "pixels", "share"], rows)
     console().print(f"output folder: {printable(str(out))}")
 
 
 def _complain(done: list[dict[str, Any]], failed: list[dict[str, str]]) -> None:
-    """On standard error: what was done otherwise than one may expect, and what could not be done."""
+    """Print notes and failures to standard error."""
     screen = console(stderr=True)
     for entry in done:
         if "note" in entry:

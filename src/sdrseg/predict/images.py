@@ -1,4 +1,4 @@
-"""Which images a user means, what their outputs are called, and how any of them becomes RGB pixels."""
+"""Finds input images, names their outputs, and reads any image as RGB pixels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sdrseg.data.source import PICTURE_SUFFIXES, Array, find_files, open_picture
 from sdrseg.errors import DataError, SdrsegError
 
 HEIF = frozenset({".heic", ".heif"})
-"""Photographs of telephones: Pillow reads them with the package pillow-heif."""
-LONGEST = 200  # bytes of a name; longer ones are cut
+"""Photographs from phones; Pillow reads them with the package pillow-heif."""
+LONGEST = 200  # bytes of a name; longer names are shortened
 
 
 @dataclass(frozen=True)
 class Input:
-    """An image file, and the name that its outputs get: a path without suffix below the output folder."""
+    """An image file and the name of its outputs: a path without suffix below the output folder."""
 
     path: Path
     name: str
@@ -33,15 +33,15 @@ class Input:
 
 
 def printable(text: str) -> str:
-    """Names may be bytes that are no UTF-8: shown so that they can be written anywhere."""
+    """A name that may not be UTF-8, with escapes so that it can be printed anywhere."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def find_inputs(words: Sequence[str], leave_out: Path | None = None) -> list[Input]:
-    """The images that files, folders and glob patterns stand for, each once and in the order given.
+    """The images that files, folders and glob patterns name, each once and in the given order.
 
-    A folder stands for all pictures in it and in its subfolders, by suffix; hidden files and what lies in `leave_out`
-    (the output folder) are passed over. A file that is named or matched by a pattern is taken whatever its suffix.
+    A folder means all pictures in it and in its subfolders, by suffix, except hidden files and those in `leave_out`
+    (the output folder). A file that is named or matched by a pattern is used with any suffix.
     """
     found: dict[Path, Path] = {}  # absolute path -> the path below what was given
     avoid = None if leave_out is None else _absolute(leave_out)
@@ -52,14 +52,16 @@ def find_inputs(words: Sequence[str], leave_out: Path | None = None) -> list[Inp
             files = {_absolute(path / name): Path(name) for name in sorted(below)}
             files = {file: name for file, name in files.items() if avoid is None or avoid not in file.parents}
             if not files:
-                raise SdrsegError(f"{path}: no image in this folder or below ({' '.join(sorted(PICTURE_SUFFIXES))}).")
+                raise SdrsegError(
+                    f"{path}: no image in this folder or its subfolders ({' '.join(sorted(PICTURE_SUFFIXES))})."
+                )
         elif os.path.lexists(path):
             files = {_absolute(path): Path(path.name)}
         elif glob.has_magic(word):
             matches = sorted(m for m in glob.glob(word, recursive=True) if not Path(m).is_dir())  # noqa: PTH207
             files = {_absolute(Path(m)): Path(Path(m).name) for m in matches}
             if not files:
-                raise SdrsegError(f"{word}: no file matches this pattern. Is the folder before it right?")
+                raise SdrsegError(f"{word}: no file matches this pattern. Check its folder.")
         else:
             raise SdrsegError(f"{word}: no such file or folder.")
         found |= {file: name for file, name in files.items() if file not in found}
@@ -68,7 +70,7 @@ def find_inputs(words: Sequence[str], leave_out: Path | None = None) -> list[Inp
 
 
 def _absolute(path: Path) -> Path:
-    """Without "..", and with links as they are: the name of a link may say more than that of its file."""
+    """An absolute path without "..". Links are kept, because their name may say more than that of the file."""
     return Path(os.path.abspath(path))  # noqa: PTH100
 
 
@@ -80,8 +82,8 @@ def _list(folder: Path) -> list[str]:
 
 
 def _names(found: dict[Path, Path]) -> dict[Path, str]:
-    """A different name for each image: without suffix; where two would be the same, with it; then with more and more
-    of the folders it lies in. Upper and lower case count as the same, as they do on some disks."""
+    """A unique name for each image: without suffix; if two are the same, with suffix; then with more and more of its
+    parent folders. Upper and lower case count as the same, as on some file systems."""
     detail = dict.fromkeys(found, 0)
     while True:
         names = {file: _name(file, below, detail[file]) for file, below in found.items()}
@@ -89,7 +91,9 @@ def _names(found: dict[Path, Path]) -> dict[Path, str]:
         for file, name in names.items():
             owners.setdefault(name.casefold(), []).append(file)
         again = [file for files in owners.values() if len(files) > 1 for file in files]
-        again = [file for file in again if detail[file] <= len(file.parts)]  # beyond, all of the path is in the name
+        again = [
+            file for file in again if detail[file] <= len(file.parts)
+        ]  # beyond that, the name contains the whole path
         if not again:
             return names
         for file in again:
@@ -99,21 +103,21 @@ def _names(found: dict[Path, Path]) -> dict[Path, str]:
 def _name(file: Path, below: Path, detail: int) -> str:
     parts = below.with_suffix("").parts if detail == 0 else file.parts[1:][-max(len(below.parts), detail) :]
     last = parts[-1]
-    if len(os.fsencode(last)) > LONGEST:  # room for a suffix and for the name of a temporary file
+    if len(os.fsencode(last)) > LONGEST:  # leaves room for a suffix and a temporary name
         last = f"{last[:40]}~{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}"
     return "/".join([*parts[:-1], last])
 
 
 def _short(file: Path) -> Path:
-    """Relative where that is below the current folder: as people know it."""
+    """Relative to the current folder, if the file is below it."""
     here = Path.cwd()
     return file.relative_to(here) if here in file.parents else file
 
 
 def read_pixels(path: Path) -> tuple[Array, str]:
-    """(H, W, 3) uint8 of a picture file, and what has to be said about it."""
+    """(H, W, 3) uint8 of a picture file, and a note for the user."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of what it reads well enough; what it cannot read, it refuses
+        warnings.simplefilter("ignore")  # Pillow warns about files that it can read; others raise errors
         try:
             _allow_heif(path)
             with open_picture(path) as picture:
@@ -129,7 +133,7 @@ def read_pixels(path: Path) -> tuple[Array, str]:
             raise
     if pixels.size == 0:
         raise DataError(f"{path}: an image without pixels.")
-    return pixels, f"{frames} frames, of which the first is used" if frames > 1 else ""
+    return pixels, f"{frames} frames; the first is used" if frames > 1 else ""
 
 
 def _allow_heif(path: Path) -> None:
@@ -137,29 +141,29 @@ def _allow_heif(path: Path) -> None:
         try:
             from pillow_heif import register_heif_opener
         except ImportError as error:
-            raise DataError(f"{path}: a HEIC photograph; reading it needs pip install 'sdrseg[heif]'.") from error
+            raise DataError(f"{path}: a HEIC photograph. To read it, run pip install 'sdrseg[heif]'.") from error
         register_heif_opener()
 
 
 def picture_size(path: Path) -> tuple[int, int]:
-    """(height, width) as the head of the file says; (1, 1) of a file that cannot be read, which is said later."""
+    """(height, width) from the header of the file; (1, 1) for an unreadable file, which is reported later."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(path) as picture:
                 return picture.height, picture.width
-    except Exception:  # Pillow's decoders raise almost anything on broken bytes
+    except Exception:  # Pillow raises many kinds of errors on damaged files
         return 1, 1
 
 
 def pixels_of(image: object) -> Array:
-    """(H, W, 3) uint8 of what a caller calls an image: a path, a PIL image, a NumPy array or a torch tensor."""
+    """(H, W, 3) uint8 of an image given as a path, a PIL image, a NumPy array or a torch tensor."""
     if isinstance(image, str | Path):
         return read_pixels(Path(image))[0]
     if isinstance(image, Image.Image):
         try:
             return rgb(ImageOps.exif_transpose(image))
-        except Exception as error:  # a PIL image decodes when it is first looked at
+        except Exception as error:  # a PIL image is decoded when it is first used
             raise DataError(f"the image cannot be read ({error}).") from error
     if type(image).__module__.startswith("torch") and hasattr(image, "numpy"):
         array = image.detach().cpu().numpy()  # type: ignore[attr-defined]
@@ -172,5 +176,5 @@ def pixels_of(image: object) -> Array:
         array = array[:, :, 0]
     if array.dtype != np.uint8 or not (array.ndim == 2 or array.shape[2:] == (3,)) or array.size == 0:
         kind = f"an image of type {array.dtype} and shape {tuple(array.shape)}"
-        raise DataError(f"{kind}: give a path, a PIL image, or {wanted} of uint8 values.")
+        raise DataError(f"{kind}: use a path, a PIL image, or {wanted} of uint8 values.")
     return np.repeat(array[:, :, None], 3, axis=2) if array.ndim == 2 else array

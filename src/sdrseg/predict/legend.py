@@ -1,4 +1,4 @@
-"""A legend below a picture: names of classes beside squares of their colours."""
+"""A legend below a picture: the names of classes next to their colours."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from sdrseg.colours import Colour
 
-SMALLEST = 11  # pixels, of letters
+SMALLEST = 11  # font size in pixels
 
 
 def with_legend(picture: Image.Image, classes: Sequence[tuple[str, Colour]]) -> Image.Image:
-    """The picture with a white strip below it, in as many rows as the names need. Long names are cut."""
+    """The picture with a legend below it, in as many rows as the names need. Long names are shortened."""
     if not classes:
         return picture
     size = max(SMALLEST, picture.width // 60)
@@ -39,7 +39,7 @@ def with_legend(picture: Image.Image, classes: Sequence[tuple[str, Colour]]) -> 
 
 
 def _cut(name: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """A name that is no wider, with "…" where letters are left out."""
+    """A name, shortened with "…" if it is wider."""
     shown = " ".join(name.split())
     while len(shown) > 1 and font.getlength(shown) > width:
         shown = shown[:-2] + "…"
@@ -48,7 +48,7 @@ def _cut(name: str, font: ImageFont.FreeTypeFont, width: int) -> str:
 
 @cache
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which comes with matplotlib and has letters of many languages."""
+    """DejaVu Sans, which is part of matplotlib and covers many languages."""
     import matplotlib
 
     return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), size)

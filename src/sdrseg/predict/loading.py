@@ -23,7 +23,7 @@ from sdrseg.threads import adapt
 def load(path: str | Path, step: int | None = None, device: str | torch.device | None = None) -> Model:
     """A model from a run (its last finished step, or `step`), from a step of it (RUN/steps/2), or from an ONNX file.
 
-    `device`: such as "cpu" or "cuda:0"; by default a GPU where there is one.
+    `device`: such as "cpu" or "cuda:0"; by default a GPU if there is one.
     """
     path = Path(path)
     adapt(at_once=True)
@@ -31,9 +31,9 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
         from sdrseg.predict.onnx_file import load_onnx
 
         if path.suffix.lower() != ".onnx":
-            raise SdrsegError(f"{path}: not a model. Give the folder of a run, a step of it, or an .onnx file.")
+            raise SdrsegError(f"{path}: not a model. Name the folder of a run, a step of it, or an .onnx file.")
         if step is not None:
-            raise SdrsegError(f"{path}: an exported file holds one step; leave out step {step}.")
+            raise SdrsegError(f"{path}: an exported file contains one step. Leave out step {step}.")
         return load_onnx(path, device)
     folder, run = find_step(path, step)
     meta = read_meta(folder)
@@ -56,28 +56,28 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
 
 
 def _config_of(run: Path | None, meta: dict[str, Any], folder: Path) -> Config:
-    """That of the run; a step's folder alone knows its network, and the rest is as for VOC."""
+    """The configuration of the run; the folder of a step alone has only that of the network, the rest is default."""
     if run is None:
         return saved_config({"net": meta["net"]}, str(folder / "meta.json"))
     saved = RunFolder(run).read_json("config.json")
     return saved_config({**saved["config"], "net": meta["net"]}, str(run / "config.json"))
 
 
-def find_device(wish: str | torch.device | None) -> torch.device:
-    """The device of this name, or the best there is."""
-    if wish is None:
+def find_device(name: str | torch.device | None) -> torch.device:
+    """The device with this name, by default the best available one."""
+    if name is None:
         best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         return torch.device(best)
     try:
-        device = torch.device(wish)
+        device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise SdrsegError(f"device {wish}: cannot be used ({first_line(error)}). Try cpu, cuda or cuda:0.") from error
+        raise SdrsegError(f"device {name}: cannot be used ({first_line(error)}). Try cpu, cuda or cuda:0.") from error
     return device
 
 
 def _forward(network: Network, device: torch.device, precision: str) -> Callable[[Tensor], Tensor]:
-    """uint8 tiles to float32 logits, computed with the precision that models are scored with."""
+    """uint8 tiles to float32 logits, computed in the precision of the evaluation."""
     low = precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
 
     def forward(tiles: Tensor) -> Tensor:

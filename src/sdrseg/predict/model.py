@@ -1,4 +1,4 @@
-"""A trained model, ready to segment images: from a run, one of its steps, or an exported ONNX file."""
+"""A trained model that segments images, from a run, one of its steps, or an exported ONNX file."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 Tick = Callable[[int], None]
 AHEAD = 2**26
-"""Bytes of images that `predict_each` reads before any is segmented, unless one is larger."""
+"""How many bytes of images `predict_each` reads ahead, unless a single image is larger."""
 
 
 class Model:
-    """Classes, and a network that segments images of any size. `load` makes one."""
+    """Classes, and a network that segments images of any size. Use `load` to create one."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Model:
         self.crop = crop
         """The side of the crops it was trained on."""
         self.tile, fitting = fitting_tiles(free_memory(device), len(classes), crop)
-        """The side of a tile, unless `predict` is told another one: by the memory that is free."""
+        """The default side of a tile, chosen by the free memory."""
         self.batch_size = min(batch_size, fitting)
         self.facts = facts
         """Where the model comes from: specification, step, SHA-256 of its weights and so on."""
@@ -88,8 +88,9 @@ class Model:
     ) -> Prediction:
         """Segment an image: a path, a PIL image, a NumPy array (H, W, 3) or (H, W), a torch tensor (3, H, W), of uint8.
 
-        An image larger than `tile` pixels is cut into tiles that overlap (by a quarter of the tile unless `overlap`
-        says otherwise), `batch_size` of them at a time. `report` is called with the tiles done and all tiles.
+        An image larger than `tile` pixels is split into overlapping tiles, which are processed in batches of
+        `batch_size`. `overlap` is a quarter of a tile by default. `report` is called with the numbers of finished tiles
+        and of all tiles.
         """
         options, pixels = self._options(tile, overlap, batch_size), pixels_of(image)
         total = self.tiles(pixels.shape[0], pixels.shape[1], tile=tile, overlap=overlap)
@@ -105,10 +106,10 @@ class Model:
         probabilities: bool = False,
         tick: Tick = lambda tiles: None,
     ) -> Iterator[Prediction]:
-        """Segment any number of images, one prediction after the other: a list, a generator that reads them, or a batch
-        as an array (B, H, W, 3) or a tensor (B, 3, H, W). `tick` is told how many tiles were done.
+        """Segment any number of images and yield their predictions: a list, a generator that reads them, or a batch
+        as an array (B, H, W, 3) or a tensor (B, 3, H, W). `tick` is called with the number of finished tiles.
 
-        A few images are read ahead, to go through the network together.
+        A few images are read ahead, so that they form batches.
         """
         given: dict[str, Any] = {"tile": tile, "overlap": overlap, "batch_size": batch_size, "tick": tick}
         most, held = self._options(tile, overlap, batch_size)["batch_size"], 0
@@ -125,7 +126,7 @@ class Model:
     def extend(
         self, data: str | Path, *, classes: Sequence[str] | None = None, out: str | Path, **options: Any
     ) -> Extension:
-        """Add classes, with a folder of images in which they are labelled, and write a new run to `out`.
+        """Add classes from a folder of images in which they are labelled, and write a new run to `out`.
 
         `options` are those of `sdrseg.extend.run.extend`; `sdrseg.load(out)` is the new model.
         """
@@ -136,7 +137,7 @@ class Model:
         return extend(self.facts["path"], data, out, classes=classes, **options)
 
     def tiles(self, height: int, width: int, *, tile: int | None = None, overlap: int | None = None) -> int:
-        """How many tiles an image of this size is cut into."""
+        """The number of tiles of an image of this size."""
         options = self._options(tile, overlap, None)
         return tile_count(height, width, options["tile"], options["overlap"], self.multiple)
 
@@ -151,8 +152,7 @@ class Model:
         probabilities: bool = False,
         tick: Tick = lambda tiles: None,
     ) -> list[Prediction]:
-        """As `predict_each`, all at once: those that fit into one tile of the same size go through the network
-        together."""
+        """Like `predict_each`, but returns a list: images of the same size that fit into one tile form batches."""
         options = self._options(tile, overlap, batch_size)
         pixels = [pixels_of(image) for image in images]
         canvases = [whole_canvas(p.shape[0], p.shape[1], options["tile"], self.multiple) for p in pixels]
@@ -166,7 +166,7 @@ class Model:
         results = []
         for row, own in enumerate(pixels):
             known = answers.pop(row, None)
-            forward = self._forward if known is None else partial(_answered, known)
+            forward = self._forward if known is None else partial(_known_logits, known)
             results.append(self._predict(own, options, forward, probabilities, tick))
         return results
 
@@ -218,7 +218,7 @@ def _tensor(pixels: Array) -> Tensor:
 
 
 def _count(report: Progress, total: int) -> Tick:
-    """A tick that reports how many of all tiles are done."""
+    """A `tick` that reports the progress over all tiles."""
     done = itertools.count()
 
     def tick(tiles: int) -> None:
@@ -228,11 +228,11 @@ def _count(report: Progress, total: int) -> Tick:
     return tick
 
 
-def _answered(logits: Tensor, tiles: Tensor) -> Tensor:
-    """What the network said about a tile before."""
+def _known_logits(logits: Tensor, tiles: Tensor) -> Tensor:
+    """The logits of a tile that were computed before."""
     return logits[None]
 
 
 def _too_large(options: dict[str, int]) -> SdrsegError:
     now = f"now {options['tile']} and {options['batch_size']}"
-    return SdrsegError(f"out of memory: use smaller tiles or fewer at a time ({now}).")
+    return SdrsegError(f"out of memory. Use smaller tiles or a smaller batch size ({now}).")

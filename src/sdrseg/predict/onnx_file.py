@@ -1,4 +1,4 @@
-"""An exported ONNX file as a model: onnxruntime computes, and the file's metadata says what it is."""
+"""An exported ONNX file as a model: onnxruntime runs it, and its metadata describes it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def open_session(model: Path | bytes, device: str | torch.device | None = None) 
         raise SdrsegError(f"ONNX files need onnxruntime: {INSTALL}") from error
     name = "the exported network" if isinstance(model, bytes) else str(model)
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors are raised, and named by us
+    options.log_severity_level = 4  # we raise errors with our own messages
     options.intra_op_num_threads = torch.get_num_threads()
     try:
         content = model if isinstance(model, bytes) else model.read_bytes()
@@ -57,10 +57,8 @@ def open_session(model: Path | bytes, device: str | torch.device | None = None) 
         raise SdrsegError(f"{name}: cannot be read ({error.strerror}).") from error
     except SdrsegError:
         raise
-    except Exception as error:  # onnxruntime has a type for each kind of damage, and no common one
-        raise SdrsegError(
-            f"{name}: not an ONNX file that can be used ({first_line(error)}). Export it again."
-        ) from error
+    except Exception as error:  # onnxruntime has many error types without a common base
+        raise SdrsegError(f"{name}: not a usable ONNX file ({first_line(error)}). Export it again.") from error
 
 
 def run_session(session: Any, tiles: Tensor, name: Path | str) -> Tensor:
@@ -74,11 +72,11 @@ def run_session(session: Any, tiles: Tensor, name: Path | str) -> Tensor:
 
 
 def _providers(onnxruntime: Any, device: str | torch.device | None) -> list[Any]:
-    there = onnxruntime.get_available_providers()
-    wish = None if device is None else torch.device(device)
-    if wish is not None and wish.type == "cuda" and "CUDAExecutionProvider" not in there:
+    available = onnxruntime.get_available_providers()
+    chosen = None if device is None else torch.device(device)
+    if chosen is not None and chosen.type == "cuda" and "CUDAExecutionProvider" not in available:
         raise SdrsegError(f"device {device}: this onnxruntime has no CUDA. Install onnxruntime-gpu, or use cpu.")
-    if "CUDAExecutionProvider" in there and (wish is None or wish.type == "cuda"):
-        number = 0 if wish is None or wish.index is None else wish.index
+    if "CUDAExecutionProvider" in available and (chosen is None or chosen.type == "cuda"):
+        number = 0 if chosen is None or chosen.index is None else chosen.index
         return [("CUDAExecutionProvider", {"device_id": number}), "CPUExecutionProvider"]
     return ["CPUExecutionProvider"]

@@ -1,4 +1,4 @@
-"""What a model says about one image."""
+"""The prediction of a model for one image."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class ClassInfo(NamedTuple):
     id: int  # in the data set, and in masks
     name: str
     colour: tuple[int, int, int]
-    step: int  # that brought it
+    step: int  # the step that introduced it
 
 
 def class_infos(classes: list[dict[str, Any]]) -> tuple[ClassInfo, ...]:
-    """From meta.json, or from the metadata of an ONNX file, in the order of the network's channels."""
+    """The classes in meta.json or in the metadata of an ONNX file, in the order of the network's channels."""
     colours = class_colours([c["id"] for c in classes])
     return tuple(ClassInfo(c["id"], c["name"], colour, c["step"]) for c, colour in zip(classes, colours, strict=True))
 
 
 class Area(NamedTuple):
-    """How much of an image a class takes."""
+    """The area of a class in an image."""
 
     id: int
     pixels: int
@@ -45,7 +45,7 @@ class Area(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """The mask of one image, and all that follows from it."""
+    """The mask of one image, with areas, probabilities and overlays."""
 
     mask: Array = field(repr=False)  # (H, W) uint8: class ids of the data set
     classes: tuple[ClassInfo, ...]
@@ -54,22 +54,22 @@ class Prediction:
 
     @cached_property
     def probabilities(self) -> NDArray[np.float32]:
-        """(C, H, W) float32, in the order of `classes`. Computed when first asked for, unless `predict` was told to."""
+        """(C, H, W) float32, in the order of `classes`. Computed on first use, or by `predict(probabilities=True)`."""
         return self.compute_probabilities()
 
     @property
     def areas(self) -> dict[str, Area]:
-        """Pixels and share of each class, by name, those that are not in the image too."""
+        """Pixels and share of each class by name, including classes that are not in the image."""
         counts = np.bincount(self.mask.ravel(), minlength=256)
         return {c.name: Area(c.id, int(counts[c.id]), float(counts[c.id] / self.mask.size)) for c in self.classes}
 
     def overlay(self, strength: float = 0.5, legend: bool = False) -> Image.Image:
-        """The image with the colours of the classes over it; background (id 0) stays as it is.
+        """The image blended with the colours of the classes; background (id 0) stays unchanged.
 
-        `legend`: below the image, the name and colour of each class in it.
+        `legend`: add the name and colour of each class below the image.
         """
         if not 0 <= strength <= 1:
-            raise SdrsegError(f"a strength of {strength}: give 0 (only the image) to 1 (only the colours).")
+            raise SdrsegError(f"strength {strength}: must be from 0 (only the image) to 1 (only the colours).")
         weight = np.where(self.mask == 0, 0, round(256 * strength)).astype(np.uint16)[:, :, None]
         mixed = (self.pixels * (256 - weight) + colour_table()[self.mask] * weight) >> 8
         picture = Image.fromarray(mixed.astype(np.uint8))
@@ -79,21 +79,23 @@ class Prediction:
         return with_legend(picture, [(c.name, c.colour) for c in self.classes if c.id in there])
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """Write the mask as a palette PNG: pixel values are class ids, colours are for people."""
+        """Write the mask as a palette PNG: pixel values are class ids, and colours make them visible."""
         write_picture(Path(path), mask_picture(self.mask), overwrite)
 
 
 def mask_picture(mask: Array) -> Image.Image:
-    """A mask of ids with a colour for each."""
+    """A mask of ids with a palette."""
     picture = Image.fromarray(mask)
     picture.putpalette(colour_table().tobytes())
     return picture
 
 
 def write_picture(path: Path, picture: Image.Image, overwrite: bool = False) -> None:
-    """Write a PNG, whole or not at all."""
+    """Write a PNG file atomically."""
     if path.suffix.lower() != ".png":
-        raise SdrsegError(f"{path}: masks and overlays are PNG files, which keep every value. Give a name with .png.")
+        raise SdrsegError(
+            f"{path}: masks and overlays are PNG files, which are lossless. Use a name that ends in .png."
+        )
     refuse_existing(path, overwrite)
     content = io.BytesIO()
     picture.save(content, format="PNG")
@@ -103,4 +105,4 @@ def write_picture(path: Path, picture: Image.Image, overwrite: bool = False) -> 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
     if path.exists() and not overwrite:
-        raise SdrsegError(f"{path} exists. Choose another name, or allow it to be replaced (overwrite=True).")
+        raise SdrsegError(f"{path} exists. Choose another name, or replace it with overwrite=True.")

@@ -1,4 +1,4 @@
-"""What `sdrseg predict` writes: masks, overlays, probabilities, and how much of each image each class takes."""
+"""What `sdrseg predict` writes: masks, overlays, probabilities, and the areas of classes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Outputs:
         self._kinds |= {"probabilities": ".npz"} if probabilities else {}
 
     def files(self, image: Input) -> dict[str, Path]:
-        """Where what is made of an image goes, by kind."""
+        """The output files of an image, by kind."""
         return {kind: self.folder / kind / f"{image.name}{suffix}" for kind, suffix in self._kinds.items()}
 
     def check(self, inputs: Sequence[Input], overwrite: bool) -> None:
-        """Refuse, before any work is done, a folder that cannot be written and files that would be lost."""
+        """Raise an error if the folder cannot be written or files would be overwritten."""
         require_writable(self.folder, "Choose another --out.", folder=True)
         there = [file for file in self._all(inputs) if os.path.lexists(file)]
         given = {image.path.resolve() for image in inputs}
@@ -41,7 +41,7 @@ class Outputs:
             raise SdrsegError(f"{own[0]} is one of the images and would be replaced by a result. Choose another --out.")
         if there and not overwrite:
             more = f" and {len(there) - 1} more" if len(there) > 1 else ""
-            raise SdrsegError(f"{there[0]}{more}: exists already. Choose another --out, or add --overwrite.")
+            raise SdrsegError(f"{there[0]}{more}: already exists. Choose another --out, or add --overwrite.")
 
     def write(self, image: Input, prediction: Prediction) -> None:
         files = self.files(image)
@@ -58,7 +58,7 @@ class Outputs:
                 )
 
     def write_areas(self, summary: dict[str, Any]) -> None:
-        """areas.csv, one line for each image and class, and areas.json, the whole summary."""
+        """Write areas.csv, with one line per image and class, and areas.json, the whole summary."""
         text = io.StringIO(newline="")
         lines = csv.writer(text)
         lines.writerow(COLUMNS)

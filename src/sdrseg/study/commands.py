@@ -40,7 +40,7 @@ class Given:
 
 
 def run_study(study: Study, given: Given, read: Callable[..., Study], arguments: Mapping[str, Any]) -> bool:
-    """Run or show the chosen experiments of a study; returns whether none failed. `read`: reads the study in workers."""
+    """Run or show the chosen experiments of a study; returns whether none failed. `read`: reads it in workers."""
     if given.keep not in ("all", "last", "none"):
         raise UsageError(f"--keep-models {given.keep}: use all, last or none.")
     out = given.out or Path(study.name)
