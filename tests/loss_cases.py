@@ -21,6 +21,7 @@ from sdrseg.losses.contrast import (
     attraction_norm_image_sums,
     attraction_norm_sums,
     repulsion,
+    repulsion_from_nearest,
     smallest_gap,
 )
 from sdrseg.losses.cross_entropy import binary_cross_entropy_sums, cross_entropy_sums, unbiased_cross_entropy_sums
@@ -259,6 +260,11 @@ TERMS |= {
     )
     for average, normaliser in itertools.product(("image", "pixel"), ("classes", "pairs"))
 }
+TERMS["repulsion from the nearest prototype"] = Term(
+    "F",
+    lambda c: repulsion_from_nearest(*in_batch(class_sums(c.F, c.grid, c.K), "image"), c.prototypes, c.take),
+    lambda n: slow.repulsion_from_nearest(n.F, n.grid, n.p, n.seen, n.take),
+)
 TERMS |= {
     f"sparsity, {variant}, by {scope}": Term(
         "F",

@@ -273,6 +273,16 @@ def repulsion(F: Array, y: Labels, take: list[bool], *, average: str = "image", 
     return total / max(count if normaliser == "classes" else count * (count - 1), 1)
 
 
+def repulsion_from_nearest(F: Array, y: Labels, p: Array, seen: Labels, take: list[bool]) -> float:
+    values = []
+    for j in range(len(take)):
+        mean = class_mean(F, y, j, "image")[0] if take[j] else None
+        others = [k for k in range(len(take)) if k != j and take[k] and seen[k] > 0]
+        if mean is not None and others:
+            values.append(1 / min(norm(mean - p[k]) for k in others))
+    return sum(values) / max(len(values), 1)
+
+
 # Sparsity (4.5)
 
 

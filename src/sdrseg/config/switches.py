@@ -103,8 +103,11 @@ class Cl:
         "mse", "attraction: mean squares, or norms, summed (as printed in the paper) or averaged over a class's pixels"
     )
     scope: Literal["batch", "image"] = switch("batch", "attraction over the batch, or in each image")
+    against: Literal["batch", "nearest"] = switch(
+        "batch", "repulsion between the classes of the batch, or of each from the nearest running prototype"
+    )
     normaliser: Literal["classes", "pairs"] = switch(
-        "classes", "divide the repulsion by classes or by pairs of classes"
+        "classes", "divide the repulsion in the batch by classes or by pairs of classes"
     )
     labels: Literal["truth", "pseudo"] = switch("truth", "the labels, or with background relabelled by the teacher")
     background: Literal["include_if_known", "include", "exclude"] = switch(

@@ -94,6 +94,22 @@ def repulsion(
     return (torch.where(pair, closeness, 0).sum() / number.clamp_min(1)).to(current.dtype)
 
 
+def repulsion_from_nearest(current: Tensor, present: Tensor, prototypes: Prototypes, take: Tensor) -> Tensor:
+    """The mean over the classes of the batch of 1/‖p̂_j − p_l‖, p_l the nearest running prototype of another class.
+
+    Running prototypes are constants. A class is left out where no other one has a prototype.
+    """
+    wide, fixed = widest(current), widest(prototypes.mean)
+    centre = fixed.mean(0)  # distances do not change, cancellation is less
+    wide, fixed = wide - centre, fixed - centre
+    squared = wide.square().sum(1)[:, None] + fixed.square().sum(1)[None, :] - 2 * (wide @ fixed.T)
+    other = (take & prototypes.known)[None, :] & ~torch.eye(len(take), dtype=torch.bool, device=take.device)
+    take = take & present & other.any(1)
+    nearest = torch.where(other, squared, torch.inf).amin(1)
+    closeness = torch.where(take, nearest, 1).clamp_min(EPS).rsqrt()
+    return (torch.where(take, closeness, 0).sum() / take.sum().clamp_min(1)).to(current.dtype)
+
+
 @torch.no_grad()
 def smallest_gap(prototypes: Prototypes) -> Tensor:
     """The smallest distance between two known prototypes (infinite where there are fewer than two)."""

@@ -25,6 +25,7 @@ from sdrseg.losses.contrast import (
     attraction_norm_image_sums,
     attraction_norm_sums,
     repulsion,
+    repulsion_from_nearest,
     smallest_gap,
 )
 from sdrseg.losses.pixels import mean
@@ -51,7 +52,14 @@ AVERAGES: tuple[Average, ...] = get_args(Average)
 OFFICIAL: dict[str, dict[str, Any]] = {
     "proto": {"average": "pixel", "decay": 0.0},
     "pm": {"distance": "mse", "normaliser": "present", "background": False},
-    "cl": {"form": "mse", "scope": "batch", "normaliser": "pairs", "labels": "truth", "background": "include"},
+    "cl": {
+        "form": "mse",
+        "scope": "batch",
+        "against": "batch",
+        "normaliser": "pairs",
+        "labels": "truth",
+        "background": "include",
+    },
     "sp": {"scope": "batch", "detach_max": False},
 }
 """What the official code computes; `latent.official` supports nothing else."""
@@ -188,7 +196,10 @@ class LatentSpace:
             attract = mean(self.processes.sum(attraction_image_sums(features, labels, prototypes, take)))
         else:
             attract = attraction(sums, prototypes, take)
-        return {"attract": attract, "repel": repulsion(*in_batch(sums, average), take, cl.normaliser)}
+        current, present = in_batch(sums, average)
+        if cl.against == "nearest":
+            return {"attract": attract, "repel": repulsion_from_nearest(current, present, prototypes, take)}
+        return {"attract": attract, "repel": repulsion(current, present, take, cl.normaliser)}
 
     def _sparsity(self, features: Tensor, labels: Tensor) -> Tensor:
         sp = self.config.sp
