@@ -17,6 +17,7 @@ from sdrseg.distributed import Processes
 from sdrseg.engine.bases import base_of
 from sdrseg.engine.fit import update
 from sdrseg.methods import METHODS, Method, StepInfo, method_layers, own_sections
+from sdrseg.methods.base import When
 from sdrseg.network import Network, build_network
 
 N_OLD, N_NEW = 7, 2  # background and classes 1..6, then 7 and 8
@@ -70,6 +71,18 @@ class Stage:
             self.method.after_update(self.student)
             self.losses.append(loss.item())
             self.terms.append({n: t.item() for n, t in terms.items()})
+
+    @torch.no_grad()
+    def look(self, when: When) -> None:
+        """The survey before or after fitting, if the method wants it."""
+        if self.method.wants_survey(when):
+            self.student.eval()
+            images = normalise(self.batch.images).to(next(self.student.parameters()).dtype)
+            self.method.begin_survey(when)
+            seen = None if self.teacher is None else self.teacher(images)
+            self.method.survey(self.batch, self.student(images), seen)
+            self.method.end_survey(when)
+            self.student.train()
 
     def forward(self, bf16: bool = False) -> dict[str, Tensor]:
         images = normalise(self.batch.images).to(next(self.student.parameters()).dtype)
@@ -128,5 +141,6 @@ def _train_base(
     optimiser = torch.optim.SGD(student.parameters(), lr=lr, momentum=0.9)
     stage = Stage(base, student, None, make_batch(0, protocol), optimiser)
     stage.iterate(iterations)
+    stage.look("after")
     base.end_step(student)
     return copy.deepcopy(student.state_dict()), copy.deepcopy(base.state_dict()), stage.losses

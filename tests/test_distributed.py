@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from sdrseg.distributed import Processes
+from sdrseg.engine.fit import update
 
 from methods_bench import Stage, begin
 
@@ -28,6 +29,20 @@ VARIANTS = {  # every collective that some switch needs
     "sdr, image by image": ("sdr", "disjoint", ("cl.scope=image",)),
     "sdr, pseudo, pixels": ("sdr", "disjoint", ("cl.labels=pseudo", "proto.average=pixel")),
     "sdr, sequential": ("sdr", "sequential", ()),
+    "laps, drift and all terms": (
+        "laps",
+        "overlapped",
+        (
+            "laps.drift=true",
+            "laps.anchor=1",
+            "pm.weight=0.01",
+            "cl.attract=1e-3",
+            "cl.repel=1e-3",
+            "cl.against=nearest",
+            "sp.weight=1e-4",
+        ),
+    ),
+    "laps-softmax, drift, features": ("laps-softmax", "disjoint", ("laps.drift=true", "laps.memory=features")),
     "sdr, all pixels": ("sdr", "disjoint", ("ce.reduction=all",)),
 }
 CASES = {name: (name, "disjoint", ()) for name in METHODS} | VARIANTS | {"counts": ()}
@@ -45,6 +60,7 @@ def half(stage: Stage, rank: int) -> Stage:
 def averaged_gradients(stage: Stage) -> dict[str, torch.Tensor]:
     """Terms, backward, and gradients averaged over processes, as DistributedDataParallel does it."""
     stage.optimiser.zero_grad(set_to_none=True)
+    stage.method.expect(None, 1)
     terms = stage.forward()
     weights = stage.method.weights()
     sum(weights.get(n, 1.0) * t for n, t in terms.items()).backward()
@@ -63,6 +79,8 @@ def check(rank: int, name: str, protocol: str, settings: tuple[str, ...]) -> Non
     # One iteration in float32: terms and gradients to 1e-6.
     one = begin(name, protocol, settings=settings, **OPTIONS)
     two = half(one, rank)
+    one.look("before")
+    two.look("before")
     expected, found = averaged_gradients(one), averaged_gradients(two)
     assert one.terms[0].keys() == two.terms[0].keys()
     for term, value in one.terms[0].items():
@@ -75,11 +93,13 @@ def check(rank: int, name: str, protocol: str, settings: tuple[str, ...]) -> Non
     one = begin(name, protocol, settings=settings, dtype=torch.float64, **OPTIONS)
     two = half(one, rank)
     for stage in (one, two):
+        stage.look("before")
         for _ in range(5 if settings else 20):
             averaged_gradients(stage)
             stage.method.after_backward(stage.student)
-            stage.optimiser.step()
+            update(stage.optimiser, stage.method, stage.student)
             stage.method.after_update(stage.student)
+        stage.look("after")
     for parameter, value in one.student.state_dict().items():
         assert torch.allclose(value, two.student.state_dict()[parameter], rtol=0, atol=1e-9), parameter
     ours = torch.cat([tensor.flatten().double() for tensor in two.method.state_dict().values()])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,8 @@ from safetensors.torch import load_file
 
 from runs import content, run
 from sdrseg.data.augment import normalise
-from sdrseg.engine.fit import survey
+from sdrseg.engine.launch import make_fabric
+from sdrseg.engine.passes import CompiledPass, Pass
 from sdrseg.methods import METHODS
 from sdrseg.methods.memory import fit
 from sdrseg.report import write_report
@@ -17,27 +20,17 @@ from sdrseg.report import write_report
 from methods_bench import CLASSES, N_OLD, begin, make_batch
 
 
-class Alone:
-    """As much of Fabric as a survey asks for."""
-
-    device = torch.device("cpu")
-
-    @staticmethod
-    def autocast():
-        return torch.autocast("cpu", enabled=False)
-
-
 def at_step_1(*settings: str, method: str = "laps", memory: bool = True, protocol: str = "disjoint"):
     """The beginning of step 1, with a memory of made-up features and the survey before fitting done."""
     stage = begin(method, protocol, settings=settings)
+    own, channels = stage.method.memory, stage.student.classifier.in_channels
+    own.background = own.classes = None
     if memory:
         torch.manual_seed(0)
-        own, channels = stage.method.memory, stage.student.classifier.in_channels
         parts = [fit(torch.rand(40, channels), c, 100.0 * c, "gaussian", 2, 2) for c in (1, 3)]
         own.classes = type(parts[0])(*(torch.cat(t) for t in zip(*parts, strict=True)))
         own.background = fit(torch.rand(50, channels), 0, 900.0, "gaussian", 2, 3)
-    survey(Alone(), stage.method, stage.student, stage.teacher, [stage.batch], "before")
-    stage.student.train()
+    stage.look("before")
     stage.method.expect(None, 1)
     return stage
 
@@ -237,6 +230,19 @@ def test_remembered_features_are_scored_once_and_only_if_wanted(monkeypatch):
     assert at_step_1("laps.versus=0").forward().keys() == {"ce", "kd", "replay"}
 
 
+def test_a_compiled_pass_equals_the_plain_one(monkeypatch):
+    monkeypatch.setattr(CompiledPass, "backend", "aot_eager")
+    gradients = []
+    for kind in (Pass, CompiledPass):
+        stage = at_step_1("laps.anchor=1")
+        fabric = make_fabric(stage.method.config)
+        more = (pytest.fail,) if kind is CompiledPass else ()  # is told if it cannot be compiled
+        compute = kind(fabric, stage.method, fabric.setup(stage.student), stage.teacher, *more)
+        assert {"ce", "kd", "replay", "versus", "anchor"} <= compute(stage.batch).terms.keys()
+        gradients.append(torch.cat([p.grad.flatten() for p in stage.student.parameters()]))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("memory", ["gaussian", "prototype", "features"])
 def test_a_run_remembers_every_class_and_no_image(tmp_path, memory):
     run(tmp_path / "run", "laps", f"laps.memory={memory}", spec="shapes:6-2@disjoint")
@@ -251,8 +257,13 @@ def test_a_run_remembers_every_class_and_no_image(tmp_path, memory):
 
 
 def test_an_interrupted_run_ends_bit_for_bit_the_same(tmp_path, monkeypatch):
-    settings = ("laps.drift=true", "laps.versus=0.1")
-    run(tmp_path / "whole", "laps", *settings)
+    """Overlapped, with drift and with SDR's terms on top."""
+    settings = ("laps.drift=true", "laps.versus=0.1", "pm.weight=0.01", "cl.attract=1e-4", "cl.repel=1e-4")
+    settings = (*settings, "cl.against=nearest", "sp.weight=1e-5")
+    run(tmp_path / "whole", "laps", *settings, spec="shapes:8-1@overlapped")
+    lines = map(json.loads, (tmp_path / "whole" / "log.jsonl").read_text().splitlines())
+    terms = [line["losses"].keys() - {"loss"} for line in lines if line["event"] == "train" and line["step"] > 0]
+    assert terms and all(found == {"ce", "kd", "replay", "versus", "pm", "attract", "repel", "sp"} for found in terms)
     laps = METHODS["laps"]
     plain = laps.after_update
 
@@ -263,7 +274,7 @@ def test_an_interrupted_run_ends_bit_for_bit_the_same(tmp_path, monkeypatch):
 
     monkeypatch.setattr(laps, "after_update", stop)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", "laps", *settings, bases=tmp_path / "bases")
+        run(tmp_path / "run", "laps", *settings, spec="shapes:8-1@overlapped")
     monkeypatch.setattr(laps, "after_update", plain)
-    run(tmp_path / "run", "laps", *settings, bases=tmp_path / "bases")
+    run(tmp_path / "run", "laps", *settings, spec="shapes:8-1@overlapped")
     assert content(tmp_path / "run") == content(tmp_path / "whole")

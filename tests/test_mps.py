@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import sdrseg.losses.contrast
+import sdrseg.methods.adjust
+from sdrseg.data.augment import normalise
 from sdrseg.data.batches import Batches
 from sdrseg.engine.evaluate import confusion
 from sdrseg.methods import METHODS
@@ -40,6 +42,19 @@ def test_no_method_needs_float64(name, protocol):
         stage.iterate(2)
         stage.method.end_step(stage.student)
     assert all(map(torch.isfinite, map(torch.tensor, stage.losses)))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_pass_over_the_data_of_laps_needs_no_float64(when, monkeypatch):
+    """What is fitted to the samples after it is computed on the CPU."""
+    monkeypatch.setattr(sdrseg.methods.adjust, "widest", lambda x: x)
+    stage = begin("laps", "overlapped", settings=("laps.drift=true",))
+    images = normalise(stage.batch.images)
+    with NoFloat64(), torch.no_grad():
+        stage.method.begin_survey(when)
+        stage.method.survey(stage.batch, stage.student(images), stage.teacher(images))
+        stage.method._sample.gather(stage.method.processes)
+        stage.method._drift.shift(stage.method.memory.classes, stage.method.processes)
 
 
 def test_scoring_needs_no_float64():

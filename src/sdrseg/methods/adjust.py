@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sdrseg.distributed import Processes
+from sdrseg.losses.pixels import widest
 from sdrseg.methods.memory import Memory, Sample
 
 ALIKE = 0.1  # temperature of the similarity between classes
@@ -17,21 +18,21 @@ class Drift:
     """By how much the features of each old class have moved in a step."""
 
     def __init__(self, classes: int, channels: int, device: torch.device):
-        self.sums = torch.zeros(classes, channels + 1, device=device)  # of shifts, and of cells
+        self.sums = widest(torch.zeros(classes, channels + 1, device=device))  # of shifts, and of cells
 
     def add(self, now: Tensor, before: Tensor, old: Tensor) -> None:
         """Embeddings (B, D, h, w) of student and teacher; old (B, h, w): the class of a cell, 0 for none."""
         moved = torch.cat([now - before, torch.ones_like(now[:, :1])], 1).movedim(1, -1)[old > 0]
-        self.sums.index_add_(0, old[old > 0], moved)
+        self.sums.index_add_(0, old[old > 0], moved.to(self.sums))
 
     def shift(self, remembered: Memory | None, processes: Processes) -> Tensor:
         """(K, D): the mean shift of each class; one that was not seen moves as the classes do that are like it."""
         sums = processes.sum(self.sums)
         count = sums[:, -1:]
-        shift = sums[:, :-1] / count.clamp_min(1)
+        shift = (sums[:, :-1] / count.clamp_min(1)).float()
         if remembered is None or not (count > 0).any():
             return shift
-        weight = torch.zeros_like(count[:, 0]).index_add_(0, remembered.owner, remembered.points)
+        weight = torch.zeros_like(shift[:, 0]).index_add_(0, remembered.owner, remembered.points)
         centre = torch.zeros_like(shift).index_add_(0, remembered.owner, remembered.mean * remembered.points[:, None])
         centre = F.normalize(centre / weight[:, None].clamp_min(1), dim=1)
         alike = (centre @ centre.T / ALIKE).masked_fill(count[:, 0] == 0, -torch.inf).softmax(1)
@@ -43,11 +44,11 @@ def share_of_new(background: Memory, sample: Sample, first: int) -> Tensor:
 
     New classes begin with channel `first`. A part that is nearest to no point has share 0.
     """
-    total = torch.zeros(2, len(background.mean), dtype=torch.float64, device=background.mean.device)
+    total = torch.zeros(2, len(background.mean), dtype=torch.float64)
     for channel in range(len(sample.counts)):
         x = sample.of(channel)
         if len(x) > 0:
             nearest = torch.cat([torch.cdist(rows, background.mean).argmin(1) for rows in torch.split(x, ROWS)])
-            each = sample.counts[channel] / len(x)
-            total[int(channel >= first)] += each * torch.bincount(nearest, minlength=len(background.mean))
-    return (total[1] / total.sum(0).clamp_min(1)).float()
+            each = int(sample.counts[channel]) / len(x)
+            total[int(channel >= first)] += each * torch.bincount(nearest, minlength=len(background.mean)).cpu()
+    return (total[1] / total.sum(0).clamp_min(1)).float().to(background.mean.device)

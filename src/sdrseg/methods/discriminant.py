@@ -15,7 +15,7 @@ class Rest:
     """What a class is told from: samples (N, D), and how many points each represents. In float64 on the CPU."""
 
     def __init__(self, samples: Sequence[Tensor], points: Sequence[float]):
-        self.vectors = torch.cat([*samples]).double().cpu()
+        self.vectors = torch.cat([*samples]).cpu().double()
         each = [torch.full((len(x),), n / max(1, len(x))) for x, n in zip(samples, points, strict=True)]
         self.weights = torch.cat(each).double()
         self.mean = (self.weights @ self.vectors) / self.weights.sum()
@@ -29,7 +29,7 @@ def discriminant(own: Tensor, points: float, rest: Rest, length: float) -> tuple
 
     `own` (N, D) represents `points` points.
     """
-    x = own.double().cpu()
+    x = own.cpu().double()
     weight = F.normalize(torch.linalg.solve(rest.covariance, x.mean(0) - rest.mean), dim=0) * length
     return weight, best_bias(x @ weight, rest.vectors @ weight, points / len(x), rest.weights)
 

@@ -182,7 +182,7 @@ class LAPS(Method):
         if self.own.prior == "seen" or classes is None:
             return 1.0
         old = float(classes.points.sum()) / max(1, n_old - 1)
-        new = float(self._sample.counts[n_old:].mean())
+        new = float(self._sample.counts[n_old:].float().mean())
         return min(1.0, max(1.0, new) / max(1.0, old))
 
     def _remembered(self) -> dict[str, Memory]:
@@ -242,7 +242,8 @@ class LAPS(Method):
         """Scores (N, K) of features (N, D) whose surroundings are like them; the largest decides."""
         rows = self.student.classifier
         assert rows.bias is not None
-        z = points @ at_least_float32(rows.weight).sum((2, 3)).T + at_least_float32(rows.bias)
+        weight = at_least_float32(rows.weight).sum((2, 3))
+        z = points.to(weight) @ weight.T + at_least_float32(rows.bias)
         return scores(self._against_rest(z), self.decision)
 
     def _against_rest(self, z: Tensor) -> Tensor:

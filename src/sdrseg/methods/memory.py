@@ -31,7 +31,7 @@ class Sample:
         self.first = self.room.cumsum(0) - self.room
         self.keys = torch.full((int(self.room.sum()),), FAR, device=device)
         self.vectors = torch.zeros(len(self.keys), channels, device=device)
-        self.counts = torch.zeros(classes, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(classes, dtype=torch.long, device=device)
 
     def add(self, embedding: Tensor, labels: Tensor, ids: Sequence[str]) -> None:
         """Embedding (B, D, h, w) and labels (B, h, w) on its grid; labels that are no class are passed over."""
@@ -84,7 +84,7 @@ class Gaussians(NamedTuple):
 
 def gaussians(vectors: Tensor, owner: int, count: float, rank: int, clusters: int = 1) -> Gaussians:
     """Of the vectors (N, D) of one class, which stand for `count` points. In float64 on the CPU: the same anywhere."""
-    x = vectors.double().cpu()
+    x = vectors.cpu().double()
     made = []
     group = _cluster(x, min(clusters, len(x)))
     for number in range(int(group.max()) + 1):
