@@ -1,4 +1,4 @@
-"""What to expect before anything is trained: how much data there is, look-alikes, time and memory."""
+"""What to expect before training: the amount of data, similar old classes, time and memory."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from sdrseg.engine.saved import open_step
 from sdrseg.extend.plan import Plan
 
 LOOKED_AT = 100
-"""Training images in which look-alikes are counted."""
+"""The number of training images in which similar old classes are counted."""
 NOTABLE = 0.05
-"""The share of a new class's pixels from which an old class is called a look-alike."""
+"""The share of the pixels of a new class from which an old class counts as similar."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Before training."""
+    """The forecast of an extension."""
 
     images: dict[str, int]  # of each new class
-    trained: int  # images in all
+    trained: int  # all training images
     held_out: int
     lookalikes: dict[str, dict[str, float]]  # new class -> old class -> share of its pixels
     iterations: int
     seconds: float
-    gibibytes: float  # of memory, beside what is decoded
+    gibibytes: float  # of memory, without decoded images
 
     def to_dict(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -40,16 +40,18 @@ class Forecast:
         counts = ", ".join(f"{name} in {count}" for name, count in self.images.items())
         lines = [f"{self.trained} training images ({counts}), {self.held_out} held out"]
         for name, old in self.lookalikes.items():
-            lines += [f"{100 * share:.0f} % of {name} pixels are '{other}' now" for other, share in old.items()]
+            lines += [
+                f"{100 * share:.0f} % of {name} pixels are now predicted as '{other}'" for other, share in old.items()
+            ]
         about = f"{self.seconds:.0f} seconds" if self.seconds < 120 else f"{self.seconds / 60:.0f} minutes"
         lines.append(
-            f"{self.iterations} iterations at most: about {about} of training, {self.gibibytes:.1f} GiB of memory"
+            f"at most {self.iterations} iterations, about {about} of training and {self.gibibytes:.1f} GiB of memory"
         )
         return lines
 
 
 def forecast(job: Job, plan: Plan) -> Forecast:
-    """Look at the new images with the old model, and time one image."""
+    """Apply the old model to the new images, and time one image."""
     step, config = plan.step, job.config.of_step(plan.step.number)
     network, decision = open_step(plan.parent.folder.step(plan.parent.step), config.net)
     network.place_on(job.fabric.device)

@@ -1,4 +1,4 @@
-"""The chain of steps behind a model, going back in it, and other names for its classes. Each writes a new run."""
+"""The history of a model, rollback to an earlier step, and renaming or removing classes, each as a new run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from sdrseg.metrics import StepScore, summary
 
 
 def history(run: Path) -> dict[str, Any]:
-    """Every finished step of a run: when, by which method, with which data, which classes came, and how it scored."""
+    """Every finished step of a run: date, method, data, new classes and scores."""
     last, top = find_step(run, None)
     if top is None:
-        raise UsageError(f"{run}: a step without its run has no history. Give the folder of the run.")
+        raise UsageError(f"{run}: a step without its run has no history. Name the folder of the run.")
     folder = RunFolder(top)
     chain = read_chain(top) if (top / CHAIN).exists() else {"parts": [], "changes": []}
     data = {part.step: part.data or part.source for part in reversed(chain["parts"])}
@@ -49,17 +49,17 @@ def history(run: Path) -> dict[str, Any]:
 
 
 def rollback(run: Path, step: int, out: Path) -> Path:
-    """A new run that ends with an earlier step, to be extended in another direction; the old run stays as it is."""
+    """Copy a run up to an earlier step, to extend the model from there; the old run stays as it is."""
     parent = read_parent(run, step)
     _copy_run(parent, out, {}, frozenset(), f"back to step {step} of {parent.folder.path.resolve()}")
     return out
 
 
 def change_classes(run: Path, out: Path, rename: Mapping[str, str], remove: Sequence[str]) -> Path:
-    """A new run whose models have other names for classes, or answer background where a removed class is seen."""
+    """Copy a run with renamed classes; removed classes are predicted as background."""
     parent = read_parent(run)
     if not rename and not remove:
-        raise UsageError("nothing to change: give --rename OLD=NEW or --remove NAME.")
+        raise UsageError("nothing to change: add --rename OLD=NEW or --remove NAME.")
     gone = {c["name"] for c in parent.meta["classes"] if c.get("removed")}
     names = [name for name in parent.classes if name not in gone]
     for name in (*rename, *remove):
@@ -69,16 +69,16 @@ def change_classes(run: Path, out: Path, rename: Mapping[str, str], remove: Sequ
         raise UsageError(f"{twice.pop()} is both renamed and removed. Choose one.")
     after = [rename.get(name, name) for name in parent.scenario.classes]
     if "" in after or len(set(after)) < len(after):
-        raise UsageError(f"--rename: two classes would have the same name, or one none: {', '.join(after)}.")
+        raise UsageError(f"--rename: two classes would have the same name, or one would have none: {', '.join(after)}.")
     said = [f"{old} renamed to {new}" for old, new in rename.items()] + [f"{name} removed" for name in remove]
     _copy_run(parent, out, dict(rename), frozenset(remove), ", ".join(said))
     return out
 
 
 def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozenset[str], said: str) -> None:
-    """The steps of a run up to one of them as a new run, with a line in its history. config.json comes last."""
+    """Copy the steps of a run up to one of them, and add a line to the history. config.json is written last."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise SdrsegError(f"{out} is there already. Choose a new folder with --out.")
+        raise SdrsegError(f"{out} already exists. Choose a new folder with --out.")
     new, folder = RunFolder(out), parent.folder
     named = rename | {name: f"{name} (removed)" for name in remove}
     classes = tuple(named.get(name, name) for name in parent.scenario.classes)
@@ -97,7 +97,7 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
             write_json(here / "metrics.json", scored)
         meta = folder.read_json(f"steps/{number}/meta.json")
         for one in meta["classes"]:
-            one |= {"id": 0, "removed": True} if one["name"] in remove else {}  # predictions say ids, not channels
+            one |= {"id": 0, "removed": True} if one["name"] in remove else {}  # predictions contain ids, not channels
             one["name"] = named.get(one["name"], one["name"])
         write_json(here / "meta.json", meta)
     if len(scores) == parent.step + 1:

@@ -1,4 +1,4 @@
-"""A model from elsewhere as step 0 of a run: a state dict of segmentation_models_pytorch or torchvision."""
+"""Imports a model as step 0 of a run: a state dict of segmentation_models_pytorch or torchvision."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sdrseg.weights import read_tensors
 
 TOLERANCE = 1e-4
 TORCHVISION = ("deeplabv3_resnet50", "deeplabv3_resnet101")
-HEADS = {
+PREFIXES = {
     "classifier.0.": "decoder.aspp.",
     "classifier.1.": "decoder.conv.",
     "classifier.2.": "decoder.bn.",
@@ -47,7 +47,7 @@ def import_model(
     segmentation_models_pytorch, which needs the name of its `encoder`.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise SdrsegError(f"{out} is there already. Choose a new folder with --out.")
+        raise SdrsegError(f"{out} already exists. Choose a new folder with --out.")
     names = [name.strip() for name in classes]
     tensors = {n: t.float() if t.is_floating_point() else t for n, t in read_tensors(file)[0].items()}
     source, net, ours = _open(file, arch, encoder, tensors)
@@ -70,11 +70,11 @@ def import_model(
         _add_background(network)
         if channels > 1:
             notes.append(
-                "the model has no channel for background, so it gets one that is always 0: where no class is above it, "
-                "there is background. Check some predictions."
+                "the model has no channel for background, so one is added that is always 0: pixels where no class is "
+                "above 0 are background. Check some predictions."
             )
     if len(names) > MAX_CLASSES or len(names) < 2:
-        raise UsageError(f"{len(names)} classes: a model has 2 to {MAX_CLASSES}, background included.")
+        raise UsageError(f"{len(names)} classes: a model must have 2 to {MAX_CLASSES}, including background.")
     config = config_from({"net": asdict(net), "data": {"crop": crop}, "eval": {"transform": "full_image"}}, str(file))
     _write(out, names, config, network, file)
     return notes
@@ -83,7 +83,7 @@ def import_model(
 def _open(
     file: Path, arch: str, encoder: str | None, tensors: dict[str, Tensor]
 ) -> tuple[nn.Module, Net, dict[str, Tensor]]:
-    """The model as its own library builds it, our network for it, and the tensors by our names."""
+    """The model as built by its own library, the settings of our network, and the tensors by our names."""
     if arch in TORCHVISION:
         ours = {n: t for n, t in tensors.items() if not n.startswith("aux_classifier.")}
         count = len(ours.get("classifier.4.weight", ()))
@@ -97,18 +97,18 @@ def _open(
         if arch not in DECODERS or arch == "official":
             raise UsageError(f"--arch {arch}: no such architecture{nearest(arch, [*TORCHVISION, *DECODERS])}")
         if encoder is None:
-            raise UsageError(f"--arch {arch} is one of segmentation_models_pytorch: say which --encoder it has.")
+            raise UsageError(f"--arch {arch} is from segmentation_models_pytorch and needs an --encoder.")
         count = len(tensors.get("classifier.weight", ()))
         try:
             source = smp.create_model(arch, encoder, encoder_weights=None, classes=max(1, count))
-        except Exception as error:  # the messages and types of many encoders and decoders
+        except Exception as error:  # encoders and decoders raise many kinds of errors
             raise UsageError(f"--arch {arch} --encoder {encoder}: {first_line(error)}") from error
         net = Net(encoder=encoder, decoder=arch, weights="none", atrous="12,24,36")
         if arch == "deeplabv3":
             net = Net(**{**asdict(net), "output_stride": 8})
         ours, renamed = {re.sub(r"^classifier\.", "segmentation_head.0.", n): t for n, t in tensors.items()}, tensors
     if "classifier.weight" not in renamed:
-        raise SdrsegError(f"{file}: has no classifier of {arch}. Name the --arch that it was made with.")
+        raise SdrsegError(f"{file}: has no classifier of {arch}. Name the --arch of the model.")
     try:
         source.load_state_dict(ours, strict=False)
     except RuntimeError as error:
@@ -117,7 +117,7 @@ def _open(
 
 
 def _renamed(name: str) -> str:
-    for theirs, ours in HEADS.items():
+    for theirs, ours in PREFIXES.items():
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
     return re.sub(r"^classifier\.4\.", "classifier.", name)
@@ -125,7 +125,7 @@ def _renamed(name: str) -> str:
 
 @torch.inference_mode()
 def _require_same(file: Path, network: Any, source: nn.Module, crop: int) -> None:
-    """Stop unless both say the same about an image: what the classifier says, before it is enlarged."""
+    """Raise an error unless both give the same logits for an image (before upsampling)."""
     image = torch.randn(1, 3, min(crop, 128), min(crop, 128), generator=torch.Generator().manual_seed(0))
     seen: list[Tensor] = []
     last = [m for m in source.modules() if isinstance(m, nn.Conv2d) and m.out_channels == network.classes][-1]
@@ -136,12 +136,14 @@ def _require_same(file: Path, network: Any, source: nn.Module, crop: int) -> Non
     ours = network(image).coarse
     apart = float((ours - seen[-1]).abs().max()) if ours.shape == seen[-1].shape else float("inf")
     if not apart <= TOLERANCE * max(1.0, float(seen[-1].abs().max())):
-        raise SdrsegError(f"{file}: our network and the library's differ by {apart:.2g} in their logits; not imported.")
+        raise SdrsegError(
+            f"{file}: the logits of our network and of the library differ by {apart:.2g}; the model was not imported."
+        )
 
 
 @torch.no_grad()
 def _add_background(network: Any) -> None:
-    """A first channel that is always 0."""
+    """Add a first channel that is always 0."""
     old = network.classifier
     grown = nn.Conv2d(old.in_channels, old.out_channels + 1, old.kernel_size, padding=old.padding)
     assert grown.bias is not None

@@ -1,4 +1,4 @@
-"""The images of new classes: which classes they label, what is wrong with them, and what their labels become."""
+"""The images of new classes: their classes, their problems, and how their labels are mapped."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from sdrseg.terminal import progress
 Unlabelled = Literal["background", "ignore"]
 Protocol = Literal["overlapped", "sequential"]
 FEW = 10
-"""Images below which a class is said to be rarely learned well."""
+"""A class with fewer images gets a warning."""
 SEVERAL: tuple[Split, ...] = ("train", "val")
 
 
 @dataclass(frozen=True)
 class NewData:
-    """A folder with images of new classes, as the extended run will see it."""
+    """A folder with images of new classes, as the extended run uses it."""
 
-    classes: tuple[str, ...]  # of the whole: those of the model, then what is new
+    classes: tuple[str, ...]  # the common list: the classes of the model, then the new ones
     new: tuple[int, ...]  # the new ones, as positions in `classes`
     parts: tuple[Part, ...]
     train_ids: tuple[str, ...]  # with their prefix
@@ -49,7 +49,7 @@ def read_new_data(
     negatives: bool = False,
     protocol: Protocol | None = None,
 ) -> NewData:
-    """Open a folder and check all that can be wrong with it, before any work is done."""
+    """Open a folder and check it before any work starts."""
     source = open_source("folder", folder, Config())
     names = new_names(parent, source, wanted, folder)
     indexes = {split: _index(source, split) for split in SEVERAL}
@@ -58,7 +58,7 @@ def read_new_data(
     chosen = _protocol(parent, source, indexes, folder, protocol)
     classes = (*parent.scenario.classes, *(n for n in names if n not in parent.scenario.classes))
     if len(classes) > MAX_CLASSES:
-        raise UsageError(f"{len(classes)} classes are too many: a model can have {MAX_CLASSES}, background included.")
+        raise UsageError(f"{len(classes)} classes are too many: a model can have {MAX_CLASSES}, including background.")
     new = tuple(classes.index(name) for name in names)
     known = set(parent.classes)
     others = [n for n in source.classes[1:] if n not in names and n not in known and _pixels(indexes, source, n)]
@@ -69,7 +69,7 @@ def read_new_data(
     trained: tuple[Split, ...] = ("train",)
     scored: tuple[Split, ...] = ("val",)
     if not indexes["train"].ids or not indexes["train"].present[:, own].any():
-        trained = SEVERAL  # so few images that all were held out
+        trained = SEVERAL  # there are so few images that all were held out
         scored = ()
     elif not indexes["val"].ids:
         scored = ()
@@ -90,8 +90,8 @@ def read_new_data(
     parts = [part]
     if not scored:
         notes.append(
-            f"{folder}: no image is held out, so the new classes are scored on the training images: these scores say "
-            f"little. Add images, or a folder val."
+            f"{folder}: no image is held out, so the new classes are scored on the training images and these scores "
+            f"are too optimistic. Add images, or a folder val."
         )
         parts.append(replace(part, prefix=f"{prefix}again/", train=(), val=trained))
     inside = [
@@ -113,13 +113,13 @@ def read_new_data(
 
 
 def read_replay(parent: Parent, folder: Path, whole: Sequence[str]) -> tuple[Part, tuple[str, ...]]:
-    """Old images with labels, to be trained on beside the new ones: all of them, whatever split they are in."""
+    """Labelled old images to train on together with the new ones: all of them, from every split."""
     source = open_source("folder", folder, Config())
     known = [name for name in source.classes[1:] if name in parent.classes]
     if not known:
         raise DataError(
-            f"--replay {folder}: none of its classes ({', '.join(source.classes[1:])}) is one of the model "
-            f"({', '.join(parent.classes[1:])}). Give labelled images of old classes."
+            f"--replay {folder}: none of its classes ({', '.join(source.classes[1:])}) is a class of the model "
+            f"({', '.join(parent.classes[1:])}). Name a folder with labelled images of old classes."
         )
     indexes = {split: _index(source, split) for split in SEVERAL}
     part = Part(
@@ -137,11 +137,11 @@ def read_replay(parent: Parent, folder: Path, whole: Sequence[str]) -> tuple[Par
 
 
 def new_names(parent: Parent, source: Source, wanted: Sequence[str] | None, folder: Path) -> list[str]:
-    """The classes to add: those that were asked for, or all of the folder that the model does not know."""
+    """The classes to add: those in `wanted`, or all classes of the folder that the model does not know."""
     there, known = list(source.classes[1:]), parent.classes
     if wanted is None:
         if not (found := [name for name in there if name not in known]):
-            raise UsageError(f"{folder}: the model knows all of its classes already ({', '.join(there)}).")
+            raise UsageError(f"{folder}: the model already knows all of its classes ({', '.join(there)}).")
         return found
     names = [name.strip() for name in wanted if name.strip()]
     if not names or len(set(names)) < len(names):
@@ -150,7 +150,7 @@ def new_names(parent: Parent, source: Source, wanted: Sequence[str] | None, fold
         if name in known:
             came = parent.meta["classes"][known.index(name)]["step"]
             raise UsageError(
-                f"--classes {name}: the model has a class of this name, since step {came}. If it is another one, "
+                f"--classes {name}: the model has had a class of this name since step {came}. If this is another one, "
                 f"rename it in {folder} or in the model (`sdrseg classes {parent.folder.path} --rename {name}=NAME`)."
             )
         if name not in there:
@@ -172,37 +172,37 @@ def _pixels(indexes: dict[Any, ClassIndex], source: Source, name: str) -> bool:
 def _whole(
     name: str, names: Sequence[str], classes: Sequence[str], parent: Parent, protocol: Protocol, rest: int
 ) -> int:
-    """What a class of the folder is in the whole."""
+    """The common id of a class of the folder."""
     if name in names or (protocol == "sequential" and name in parent.classes[1:]):
         return classes.index(name)
     return rest
 
 
 def _protocol(
-    parent: Parent, source: Source, indexes: dict[Any, ClassIndex], folder: Path, wish: Protocol | None
+    parent: Parent, source: Source, indexes: dict[Any, ClassIndex], folder: Path, wanted: Protocol | None
 ) -> Protocol:
-    """The one that was asked for; where masks hold old classes nobody can guess it."""
-    if wish is not None:
-        return wish
+    """The protocol: `wanted`, or overlapped. If masks contain old classes, the user has to choose."""
+    if wanted is not None:
+        return wanted
     old = [name for name in source.classes[1:] if name in parent.classes[1:] and _pixels(indexes, source, name)]
     if not old:
         return "overlapped"
     column = [source.classes.index(name) for name in old]
     images = sum(int(index.present[:, column].any(axis=1).sum()) for index in indexes.values())
     raise UsageError(
-        f"{folder}: {quantity(images, 'mask')} also label classes that the model knows: {', '.join(old)}. If the masks "
-        f"label every old class that is to be seen, add --protocol sequential, and they are learned too. If only some "
-        f"are labelled, add --protocol overlapped, and they count as unlabelled."
+        f"{folder}: old classes are also labelled ({', '.join(old)}; in {quantity(images, 'mask')}). If masks label "
+        f"every visible old class, add --protocol sequential to learn them as well. If only some are labelled, add "
+        f"--protocol overlapped to treat them as unlabelled."
     )
 
 
 def _sizes(parent: Parent, indexes: dict[Any, ClassIndex], folder: Path) -> list[str]:
-    """A note where the images are much smaller or larger than what the model was trained on."""
+    """A note if the images are much smaller or larger than those the model was trained on."""
     shorter = np.concatenate([index.sizes.min(axis=1) for index in indexes.values()])
     crop, middle = parent.config.data.crop, float(np.median(shorter))
     if crop / 2 <= middle <= 4 * crop:
         return []
     return [
         f"{folder}: the shorter side of its images is {middle:.0f} pixels; the model was trained on crops of {crop}. "
-        f"Objects of another size than there may be learned badly: resize the images, if you can."
+        f"Objects of a different size may be learned badly. Resize the images if you can."
     ]

@@ -1,4 +1,4 @@
-"""The model that is extended: a finished step of a run, with all that the run knows about it."""
+"""The model to extend: a finished step of a run, with its scenario, data and history."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Parent:
     config: Config
     scenario: Scenario  # up to this step
     digests: dict[str, str]  # of the masks it was trained and scored on
-    parts: tuple[Part, ...]  # its data, as far as they are at hand
-    gone: tuple[str, ...]  # why other data are not
+    parts: tuple[Part, ...]  # the data that are available
+    gone: tuple[str, ...]  # why other data are missing
     score_background: bool
     changes: tuple[Any, ...]  # of its classes, for the history
 
@@ -50,17 +50,17 @@ class Parent:
 
     @property
     def source(self) -> str:
-        """The name of the data set that it began with."""
+        """The name of its first data set."""
         return self.parts[0].source if self.parts else parse_spec(str(self.scenario.spec)).source
 
 
 def read_parent(model: Path, step: int | None = None, old_data: Path | None = None) -> Parent:
     """The last finished step of a run, or `step`. `old_data`: where the data of the run are now."""
     if model.is_file():
-        raise UsageError(f"{model}: a file cannot be extended. Give the folder of a run, or a step of it.")
+        raise UsageError(f"{model}: a file cannot be extended. Name the folder of a run, or a step of it.")
     place, run = find_step(model, step)
     if run is None:
-        raise UsageError(f"{place}: a step without its run cannot be extended. Give the whole folder of the run.")
+        raise UsageError(f"{place}: a step without its run cannot be extended. Name the folder of the run.")
     folder, meta = RunFolder(run), read_meta(place)
     if not place.name.isdigit():
         raise UsageError(f"{place}: not a step of {run}.")
@@ -86,7 +86,7 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
 
 
 def _first_part(folder: RunFolder, scenario: Scenario, config: Config, old_data: Path | None) -> Part:
-    """The data set of an ordinary run: where it was when the run was last started."""
+    """The data set of an ordinary run, in the folder from which the run was last started."""
     starts = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else []
     last = starts[-1].get("data") if isinstance(starts, list) and starts and isinstance(starts[-1], dict) else None
     return Part(
@@ -109,7 +109,7 @@ def _at_hand(parts: list[Part]) -> tuple[tuple[Part, ...], tuple[str, ...]]:
             continue
         try:
             if part.source not in SOURCES:
-                raise SdrsegError(f"the data set {part.source} is a file of your own.")
+                raise SdrsegError(f"the data set {part.source} is defined in a custom file.")
             part.open()
             found.append(part)
         except SdrsegError as error:
@@ -118,9 +118,9 @@ def _at_hand(parts: list[Part]) -> tuple[tuple[Part, ...], tuple[str, ...]]:
 
 
 def copy_steps(parent: Parent, out: RunFolder, memory: dict[str, Any] | None) -> None:
-    """Give a new run the steps of its parent: links to the same files where the file system can, else copies.
+    """Give a new run the steps of its parent, as hard links if the file system supports them, otherwise as copies.
 
-    `memory`: the entry of another memory.safetensors, which lies in the folder of the last step already.
+    `memory`: the entry of a new memory.safetensors, which is already in the folder of the last step.
     """
     for number in range(parent.step + 1):
         there, here = parent.folder.step(number), out.step(number)
@@ -137,7 +137,7 @@ def copy_steps(parent: Parent, out: RunFolder, memory: dict[str, Any] | None) ->
 
 
 def same_file(there: Path, here: Path) -> None:
-    """A second name for a file, or a copy of it. We never write into a file that is there, so both stay as they are."""
+    """A hard link to a file, or a copy of it. Existing files are never modified, so links are safe."""
     temporary = here.with_name(f".{here.name}.00000000.tmp")
     try:
         temporary.unlink(missing_ok=True)

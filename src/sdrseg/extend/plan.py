@@ -1,4 +1,4 @@
-"""What will be done: method, settings by the size of the data, and the new step."""
+"""Plans an extension: method, settings by the size of the data, and the new step."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from sdrseg.scenario import Scenario, Step, parse_spec
 from sdrseg.scenario.spec import Spec
 
 KEPT = {"net": (), "data": (), "eval": ("every", "also"), "optim": (), "shapes": ()}
-"""Sections of the parent's configuration that stay as they are, and the keys in them that do not."""
+"""Sections that are taken from the parent's configuration, each with the keys that are not."""
 DEFAULTS: dict[Decision, str] = {"softmax": "laps-softmax", "sigmoid": "laps", "sigmoid_all": "lwf-mc"}
 WITHOUT_MEMORY = "sdr"
 SUITS = {"softmax": "laps-softmax, sdr, mib or ft", "sigmoid": "laps", "sigmoid_all": "lwf-mc"}
 FEW_IMAGES = 64
 SLOWER = {"laps": 100, "laps-softmax": 100}
-"""With few images, the rate of step 0 is divided by this, for other methods by 25 (docs/extend.md)."""
+"""With few images, the learning rate of step 0 is divided by this, and by 25 for other methods (docs/extend.md)."""
 ITERATIONS = 400
-"""Aimed at with little data."""
+"""The target with little data."""
 
 
 def small_data(images: int, held_out: bool, parent: Config, method: str) -> dict[str, dict[str, Any]]:
-    """Settings by the number of training images: smaller batches and more epochs for few, so that there are about 400
-    iterations, at a lower rate; the best model by the held-out images is kept."""
+    """Settings by the number of training images. With few images: smaller batches and more epochs, for about 400
+    iterations, and a lower learning rate. The best model on the held-out images is kept."""
     few = images < FEW_IMAGES
     batch = min(4, images) if few else 8
     epochs = min(100, max(20, math.ceil(ITERATIONS / (images // batch))))
@@ -48,11 +48,10 @@ def small_data(images: int, held_out: bool, parent: Config, method: str) -> dict
     return {"train": {"batch_size": batch, "epochs": epochs, **watched}, "optim": {"lr_later": rate}}
 
 
-def choose_method(parent: Parent, wish: str | None, memory: bool) -> str:
-    """The method that was asked for, if it suits the model, else the default. `memory`: there is one, or there are
-    images to make it of."""
-    if wish is not None:
-        return resolve_method(wish)
+def choose_method(parent: Parent, name: str | None, memory: bool) -> str:
+    """The named method, or the default for the model. `memory`: there is a memory, or there are images to make one."""
+    if name is not None:
+        return resolve_method(name)
     best = DEFAULTS[parent.decision]
     return WITHOUT_MEMORY if best == "laps-softmax" and not memory else best
 
@@ -75,11 +74,11 @@ def make_config(
     if changed := [
         s.key for s in config.settings() if s.key.startswith("net.") and _other_network(s.key, s.value, saved)
     ]:
-        raise UsageError(f"{changed[0]} cannot change: the model is what it is. Leave it out.")
+        raise UsageError(f"{changed[0]} cannot change in a trained model. Leave it out.")
     decision = find_method(method)(config).decision
     if decision != parent.decision:
         raise UsageError(
-            f"--method {method} does not suit {parent.folder.path}: it makes a {decision} model, and this is a "
+            f"--method {method} cannot extend {parent.folder.path}: it trains a {decision} model, but this is a "
             f"{parent.decision} model. Use {SUITS[parent.decision]}."
         )
     return config
@@ -95,14 +94,14 @@ def _other_network(key: str, value: Any, saved: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the new run is made of."""
+    """Everything that defines the new run."""
 
     parent: Parent
     new: NewData
     source: Extended
     indexes: dict[Split, ClassIndex]
     scenario: Scenario
-    replayed: int  # old images that are trained on
+    replayed: int  # the number of old training images
 
     @property
     def step(self) -> Step:
@@ -116,7 +115,7 @@ class Plan:
 
 
 def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]] | None) -> Plan:
-    """Put old and new data together and append a step."""
+    """Combine old and new data and append a step."""
     replayed = replay[1] if replay is not None else ()
     parts = [*unchanged(parent), *new.parts, *([replay[0]] if replay is not None else [])]
     source = Extended(new.classes, parts, parent.score_background)
@@ -149,25 +148,25 @@ def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]]
 
 
 def chain_spec(steps: Sequence[Step], classes: Sequence[str], protocol: str) -> Spec:
-    """Such as extended:6/zebra,giraffe/okapi@overlapped: how many classes it began with, then the names by step."""
+    """The specification: the number of classes of step 0, then names by step, as extended:6/zebra/okapi@overlapped."""
     names = [[classes[c] for c in step.new] for step in steps[1:]]
     words = [str(len(steps[0].new) - 1), *(",".join(map(_word, step)) for step in names)]
     return parse_spec(f"{Extended.name}:{'/'.join(words)}@{protocol}")
 
 
 def _word(name: str) -> str:
-    """A name as a specification can hold it."""
+    """A name in a form that a specification can contain."""
     plain = name.replace('"', "'")
     return f'"{plain}"' if any(sign in plain for sign in "@~:/,") or plain != plain.strip() else plain
 
 
 def unchanged(parent: Parent) -> list[Part]:
-    """The old data that are still what the model was scored on."""
+    """The old data that have not changed since the model was scored on them."""
     return [part for part in parent.parts if not changed_masks(parent, part)]
 
 
 def changed_masks(parent: Parent, part: Part) -> bool:
-    """Whether test images of a part are missing or have other masks."""
+    """Whether test images of a part are missing or have changed masks."""
     chained = (parent.folder.path / CHAIN).exists()
     index = (
         class_index(Extended(parent.scenario.classes, [part]), "val")

@@ -1,6 +1,6 @@
-"""A memory for a model whose classes were trained by a method that keeps none: one look at images of these classes.
+"""Makes a memory for a model that was trained by a method without one, in one pass over images of its classes.
 
-The images are the old training images, where the run still has them, or a folder: labelled, or labelled by the model.
+The images are the old training images, if available, or a folder of images, labelled or labelled by the model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sdrseg.network import build_network
 
 
 class Pictures(Source):
-    """All pictures of a folder, without labels."""
+    """All pictures in a folder, without labels."""
 
     name = "pictures"
 
@@ -37,7 +37,7 @@ class Pictures(Source):
         self.classes = ("background", "anything")
         found, _ = find_by_id(folder, PICTURE_SUFFIXES)
         if not found:
-            raise DataError(f"--images {folder}: no picture in this folder.")
+            raise DataError(f"--images {folder}: no pictures in this folder.")
         self._files = found
 
     def ids(self, split: Split) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class Pictures(Source):
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """Images of old classes, and what their labels become."""
+    """Images of old classes, and how their labels are mapped."""
 
     source: Source
     ids: tuple[str, ...]
@@ -65,7 +65,7 @@ class Views:
 
 
 def views_of(parent: Parent, images: Path | None) -> Views | None:
-    """Images of the model's classes: those of a folder, else the run's own training images if they are at hand."""
+    """Images of the model's classes: those in a folder, or the training images of the run if they are available."""
     channels = parent.scenario[-1].channels
     names = [parent.scenario.classes[c] for c in channels]
     table = np.full(256, VOID, np.uint8)
@@ -89,7 +89,7 @@ def views_of(parent: Parent, images: Path | None) -> Views | None:
 
 
 def _labelled(folder: Path, names: Sequence[str]) -> Source | None:
-    """The folder as a data set, if it is one with classes of the model."""
+    """The folder as a data set, if it labels classes of the model."""
     if not folder.is_dir():
         raise DataError(f"--images {folder}: no such folder.")
     try:
@@ -100,14 +100,14 @@ def _labelled(folder: Path, names: Sequence[str]) -> Source | None:
 
 
 def missing(parent: Parent, method: type[Method]) -> bool:
-    """Whether the method would like to know more of the old classes than the model remembers."""
+    """Whether the method can use a memory that the model does not have."""
     memory = parent.folder.load_step(parent.step)[2]
     known = {name.partition(".")[0] for name in memory}
     return "prototypes" not in known or (method.survey is not Method.survey and "memory" not in known)
 
 
 def make_memory(job: Job, parent: Parent, views: Views, here: Path) -> dict[str, Any]:
-    """Let the method look at images as after a step 0 with all these classes, and write memory.safetensors."""
+    """Let the method survey images as after a step 0 with all these classes, and write memory.safetensors."""
     config = job.config.of_step(parent.step + 1)
     _, model, memory = parent.folder.load_step(parent.step)
     network = build_network(config.net, len(parent.classes))
@@ -115,12 +115,12 @@ def make_memory(job: Job, parent: Parent, views: Views, here: Path) -> dict[str,
     network.place_on(job.fabric.device)
     method = job.method(config, job.processes)
     method.begin_step(StepInfo(0, 0, len(parent.classes), job.protocol), network, None)
-    network.load_state_dict(model)  # as it was: a step 0 may begin with rows of its own
+    network.load_state_dict(model)  # restored, because begin_step may initialise rows
     network.freeze_statistics()
     job.display.say(f"remembering old classes from {quantity(len(views.ids), 'image')}: {views.words}")
     batches = survey_batches(views.source, views.ids, views.table, config, share=job.share)
-    look: Any = _Look(method, None if views.labelled else parent.decision)
-    survey(job.fabric, look, network, None, batches, "after")
+    observer: Any = _Survey(method, None if views.labelled else parent.decision)
+    survey(job.fabric, observer, network, None, batches, "after")
     found = {name: t for name, t in method.state_dict().items() if name.startswith(("memory.", "prototypes."))}
     entry = {"file": "memory.safetensors", "sha256": ""}
     if job.processes.rank == 0:
@@ -128,9 +128,8 @@ def make_memory(job: Job, parent: Parent, views: Views, here: Path) -> dict[str,
     return entry
 
 
-class _Look:
-    """A method that takes in prototypes during a survey, too, and sees what the model says in place of labels where
-    there are none."""
+class _Survey:
+    """A method that also updates prototypes during a survey, with predictions as labels if there are none."""
 
     def __init__(self, method: Method, decision: Decision | None):
         self._method, self._decision = method, decision

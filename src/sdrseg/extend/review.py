@@ -1,4 +1,4 @@
-"""After training: what was kept and what was lost, class by class, and where it went wrong."""
+"""After training: what each class kept and lost, and the worst images."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from sdrseg.metrics import StepScore, iou, mean_of
 
 EXTENSION = "extension.json"
 WORST = 6
-"""Images of each kind that are remembered for the report."""
+"""How many images of each kind are saved for the report."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a user demands; in points of IoU."""
+    """The requirements of the user, in points of IoU."""
 
     max_forgetting: float | None = None
     min_new_iou: float | None = None
 
 
 def review(job: Job, plan: Plan, score: StepScore, before: Forecast | None, limits: Limits) -> dict[str, Any]:
-    """Compare the model with its parent on all images that are scored, and write extension.json."""
+    """Compare the model with its parent on all test images, and write extension.json."""
     seen = _look(job, plan)
     n_old, old_ids = len(plan.step.old), set(plan.old_test_ids)
     both = [sum((s.matrices[k] for s in seen if s.id in old_ids), np.zeros_like(score.confusion)) for k in (0, 1)]
@@ -71,34 +71,34 @@ def review(job: Job, plan: Plan, score: StepScore, before: Forecast | None, limi
 
 
 def verdict(result: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Whether each demand is met; what could not be measured is not."""
+    """Whether each requirement is met; one that could not be measured is not met."""
     lost, new = result["forgetting"], result["new_iou"]
     missed = []
     if limits.max_forgetting is not None and (lost is None or lost > limits.max_forgetting):
         was = "could not be measured" if lost is None else f"is {lost:.1f} points"
-        missed.append(f"forgetting {was}, at most {limits.max_forgetting:g} is asked for")
+        missed.append(f"forgetting {was}, the limit is {limits.max_forgetting:g}")
     if limits.min_new_iou is not None and (new is None or new < limits.min_new_iou):
         was = "could not be measured" if new is None else f"is {new:.1f}"
-        missed.append(f"IoU of the new classes {was}, at least {limits.min_new_iou:g} is asked for")
+        missed.append(f"IoU of the new classes {was}, the minimum is {limits.min_new_iou:g}")
     asked = limits.max_forgetting is not None or limits.min_new_iou is not None
     return {"asked": asked, "met": not missed, "missed": missed}
 
 
 @dataclass
 class Seen:
-    """One image under both models."""
+    """The predictions of both models for one image."""
 
     id: str
     matrices: tuple[NDArray[np.int64], NDArray[np.int64]]  # truth × prediction, parent's and new
-    same: int  # pixels of no new class for which both say the same
-    rest: int  # pixels of no new class
-    regression: float = 0.0  # share of the pixels that the parent had right and the new model has not
-    false_alarm: float = 0.0  # share of the pixels that the new model calls new and that are not
+    same: int  # pixels outside new classes on which both agree
+    rest: int  # pixels outside new classes
+    regression: float = 0.0  # share of pixels, correct pixels of old classes: parent minus new model
+    false_alarm: float = 0.0  # share of pixels that the new model wrongly assigns to a new class
 
 
 @torch.inference_mode()
 def _look(job: Job, plan: Plan) -> list[Seen]:
-    """Every scored image under both models; in one process."""
+    """Predict every test image with both models, in one process."""
     step, k = plan.step, len(plan.step.channels)
     number = step.number
     models = [open_step(job.folder.step(n), job.config.net) for n in (number - 1, number)]
@@ -138,7 +138,7 @@ def _add(one: Seen, labels: Any, before: Any, after: Any, n_old: int, k: int) ->
 
 
 def _agreement(seen: Sequence[Seen], ids: set[str]) -> float | None:
-    """On the new images, the share of pixels outside the new classes that both models call the same."""
+    """On the new images, the share of pixels outside the new classes on which both models agree."""
     rest = sum(s.rest for s in seen if s.id in ids)
     return sum(s.same for s in seen if s.id in ids) / rest if rest else None
 

@@ -1,4 +1,4 @@
-"""One more step on top of a trained model: what `sdrseg extend` does."""
+"""`sdrseg extend`: one more step on top of a trained model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sdrseg.metrics import StepScore
 
 @dataclass(frozen=True)
 class Extension:
-    """What came of it. `result` is extension.json of the new step, `summary` is summary.json of the run."""
+    """The outcome. `result` is extension.json of the new step, `summary` is summary.json of the run."""
 
     run: Path
     step: int
@@ -38,7 +38,7 @@ class Extension:
 
     @property
     def met(self) -> bool:
-        """Whether the demands (max_forgetting, min_new_iou) are met."""
+        """Whether the requirements (max_forgetting, min_new_iou) are met."""
         return bool(self.result["verdict"]["met"])
 
 
@@ -62,21 +62,21 @@ def extend(
     settings: Mapping[str, Any] | None = None,
     display: Any = None,
 ) -> Extension:
-    """Add classes to the last step of a run (or to `step`) and write a new run. The same call again resumes.
+    """Add classes to the last step of a run (or to `step`) and write a new run. Repeat the call to resume.
 
-    `classes`: those of the folder `data` to add; by default all that the model does not know. `unlabelled`: what the
-    rest of the images is. `negatives`: train on images without a new class, too. `replay`: a folder of labelled old
+    `classes`: the classes of the folder `data` to add; by default all that the model does not know. `unlabelled`: what
+    unlabelled pixels are. `negatives`: also train on images without a new class. `replay`: a folder of labelled old
     images to train on. `images`: a folder of images of the old classes, for the memory of methods that need one.
-    `old_data`: where the data of the run are now. The run that is extended is only read.
+    `old_data`: the folder of the data of the run, if it has moved. The run that is extended is only read.
     """
     folder, out = Path(data), Path(out)
     parent = read_parent(Path(model), step, None if old_data is None else Path(old_data))
     if out.resolve() == parent.folder.path.resolve() or parent.folder.path.resolve() in out.resolve().parents:
-        raise UsageError(f"--out {out}: the run that is extended stays as it is. Choose another folder.")
+        raise UsageError(f"--out {out}: the extended run must not be changed. Choose another folder.")
     if unlabelled not in ("background", "ignore"):
-        raise UsageError(f"--unlabelled {unlabelled} is not possible: it is background or ignore.")
+        raise UsageError(f"--unlabelled {unlabelled}: use background or ignore.")
     if protocol not in (None, "overlapped", "sequential"):
-        raise UsageError(f"--protocol {protocol} is not possible: it is overlapped or sequential.")
+        raise UsageError(f"--protocol {protocol}: use overlapped or sequential.")
     new = read_new_data(parent, folder, classes, unlabelled=unlabelled, negatives=negatives, protocol=protocol)
     more = None if replay is None else read_replay(parent, Path(replay), new.classes)
     plan = make_plan(parent, new, more)
@@ -97,8 +97,8 @@ def extend(
     needs = missing(parent, job.method)
     if needs and views is None:
         notes.append(
-            f"the model remembers nothing that {name} could use of the old classes, and their images are not at hand: "
-            f"it does without. --images FOLDER gives images of old classes, labelled or not."
+            f"the model has no memory of the old classes for {name}, and their images are not available, so {name} "
+            f"works without one. To make one, add --images FOLDER with images of old classes, labelled or not."
         )
     done = job.folder.has_model(plan.step.number)
     before = None if done else forecast(job, plan)
@@ -129,13 +129,13 @@ def _old_data_notes(parent: Parent, plan: Plan) -> list[str]:
         return []
     why = f" ({parent.gone[0]})" if parent.gone else ""
     return [
-        f"the old test images are not at hand{why}, so nobody can say what was forgotten. --old-data PATH says where "
-        f"they are."
+        f"the old test images are not available{why}, so forgetting cannot be measured. If they have moved, add "
+        f"--old-data PATH."
     ]
 
 
 def _begin(job: Job, plan: Plan, views: Views | None) -> None:
-    """Bring the steps of the parent into the new run, with the memory that the method needs."""
+    """Copy the steps of the parent to the new run, with the memory that the method needs."""
     if job.folder.has_model(plan.parent.step):
         return
     entry: dict[str, Any] | None = None
@@ -150,13 +150,13 @@ def _begin(job: Job, plan: Plan, views: Views | None) -> None:
 
 
 def _reviewed(job: Job, plan: Plan, score: StepScore, before: Forecast | None, limits: Limits) -> dict[str, Any]:
-    """The comparison with the parent: made now, or read and judged again."""
+    """The comparison with the parent, computed now, or read from the file with a new verdict."""
     file = job.folder.step(plan.step.number) / EXTENSION
     if not file.exists():
         return review(job, plan, score, before, limits)
     saved = job.folder.read_json(str(file.relative_to(job.folder.path)))
     if not isinstance(saved, dict) or not {"forgetting", "new_iou"} <= saved.keys():
-        raise SdrsegError(f"{file}: sdrseg did not write this. Remove it to make it again.")
+        raise SdrsegError(f"{file}: not written by sdrseg. Remove it, and it will be written again.")
     result: dict[str, Any] = {**saved, "verdict": verdict(saved, limits)}
     if result != saved:
         write_json(file, result)

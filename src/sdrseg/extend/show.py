@@ -1,4 +1,4 @@
-"""What the verbs of this room print."""
+"""The output of the commands that extend models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sdrseg.terminal import console, print_json, print_table
 
 
 def show_extension(done: Extension, json: bool) -> None:
-    """What was kept and lost, and the verdict; of several processes the first says it."""
+    """Print what was kept and lost, and the verdict; only the first of several processes prints."""
     if Processes().rank > 0:
         return
     if json:
@@ -25,19 +25,19 @@ def show_extension(done: Extension, json: bool) -> None:
         out.print(f"old classes lost {result['forgetting']:.1f} points on average ({result['old_images']} test images)")
     elif result["kept_elsewhere"] is not None:
         out.print(
-            f"old test images are not at hand; on the new images, {100 * result['kept_elsewhere']:.1f} % of the pixels "
-            f"outside the new classes are what they were"
+            f"old test images are not available; on the new images, {100 * result['kept_elsewhere']:.1f} % of the "
+            f"pixels outside the new classes are predicted as before"
         )
     if result["new_iou"] is not None:
         out.print(f"new classes reach {result['new_iou']:.1f} ({result['held_out_images']} held-out images)")
     verdict = result["verdict"]
     if verdict["asked"]:
-        out.print("verdict: as demanded" if verdict["met"] else f"verdict: MISSED: {'; '.join(verdict['missed'])}")
+        out.print("verdict: PASSED" if verdict["met"] else f"verdict: MISSED: {'; '.join(verdict['missed'])}")
     out.print(f"run folder: {done.run}", soft_wrap=True)
 
 
 def show_history(found: dict[str, Any], json: bool) -> None:
-    """One line a step."""
+    """Print one line per step."""
     if json:
         print_json(found)
         return
@@ -61,7 +61,7 @@ def show_history(found: dict[str, Any], json: bool) -> None:
     for change in found["changes"]:
         console().print(f"{change['date']}: {change['what']}", soft_wrap=True)
     for step in found["broken"]:
-        console().print(f"step {step} does not follow from the model before it: its file is of another run")
+        console().print(f"step {step} was not trained from the model of the step before it")
 
 
 def _number(value: float | None) -> str:
