@@ -1,10 +1,10 @@
-"""The tables of docs/results.md, made from results/*.json: a result a file, as `sdrseg result` writes it.
+"""Makes the tables of docs/results.md from results/*.json, one file per result, as written by `sdrseg result`.
 
     python scripts/results_tables.py            # print them
-    python scripts/results_tables.py --write    # put them into docs/results.md, between the two marks there
+    python scripts/results_tables.py --write    # write them to docs/results.md, between its two marks
 
-Results stand in sections by how they were trained (network, epochs, batch, …). A section has the tables of the paper
-that it holds anything of, then what is in none of them, then the course over the steps and where each number is from.
+Sections are grouped by how runs were trained (network, epochs, batch, …). A section has the paper's tables for which it
+has results, then other results, scores by step and class, and a list of all runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sdrseg.study.tables import Table, paper_form
 ROOT = Path(__file__).parent.parent
 PAPER_EPOCHS = 30
 HOW = ("train", "net", "data", "optim", "eval", "run")
-"""Settings of these sections say how a run was trained; all others are part of what was tried."""
+"""Settings of these sections describe how a run was trained; all others are part of the experiment."""
 
 
 def read_results(folder: Path = ROOT / "results") -> list[Cell]:
@@ -35,7 +35,7 @@ def read_results(folder: Path = ROOT / "results") -> list[Cell]:
 
 
 def quoted(method: str) -> Cell:
-    """The result of VOC 15-1 disjoint, short schedule, first seed, that README and docs/performance.md quote."""
+    """The result on VOC 15-1 disjoint, short schedule, first seed, that README and docs/performance.md quote."""
     (one,) = (
         cell
         for cell in read_results()
@@ -90,7 +90,7 @@ def _section(cells: Sequence[Cell]) -> str:
     specs = {spec_of(cell) for cell in rest}
     if rest:
         beside = [c for c in cells if spec_of(c) in specs and (c in rest or (_tried(c) == {} and c["method"] in OFTEN))]
-        parts.append("What is in none of the paper's tables:\n\n" + _compared(beside))
+        parts.append("Not in the paper's tables:\n\n" + _compared(beside))
     if several := [c for some in _groups(cells).values() if len(some) > 1 for c in some]:
         parts.append("Over seeds:\n\n" + _compared(several))
     parts += [_course(cells), _classes(cells), _origin(cells)]
@@ -102,7 +102,7 @@ OFTEN = ("ft", "mib", "sdr", "laps")
 
 
 def _compared(cells: Sequence[Cell]) -> str:
-    """Means and differences, scenario by scenario; differences to MiB where it is there."""
+    """Means and differences by scenario; the reference is MiB if it is among them."""
     parts = []
     for spec in dict.fromkeys(spec_of(cell) for cell in cells):
         some = list({json.dumps([c["setup"], c["seed"]]): c for c in cells if spec_of(c) == spec}.values())
@@ -111,7 +111,7 @@ def _compared(cells: Sequence[Cell]) -> str:
 
 
 def _stands_for(cell: Cell, row: Row, column: str) -> bool:
-    """Whether a result belongs into this place of a table."""
+    """Whether a result belongs in this cell of a table."""
     wanted = str(parse_spec(row.spec or column))
     mine = {key: value for key, value in row.settings.items() if key.partition(".")[0] not in HOW}
     weights = row.settings.get("net.weights", cell["weights"])
@@ -120,7 +120,7 @@ def _stands_for(cell: Cell, row: Row, column: str) -> bool:
 
 
 def _cut(whole: Table) -> Table:
-    """Without scenarios and notes of which nothing was measured."""
+    """A table without the scenarios and notes that have no result."""
     blocks = [b for b in whole.blocks if any(value.ours for line in b.lines for value in line.values)]
     kept = [note for note in whole.notes if "misprint" not in note or any(b.title in note for b in blocks)]
     return Table(whole.name, whole.title, tuple(blocks), tuple(kept))
@@ -135,7 +135,7 @@ def _groups(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:
 
 
 def _course(cells: Sequence[Cell]) -> str:
-    """mIoU of all classes learned so far after each step, where there is more than one step."""
+    """mIoU of all classes learned so far after each step, for scenarios with more than one step."""
     rows = []
     for (spec, label), some in _groups(cells).items():
         steps = len(some[0]["per_step"])
@@ -156,7 +156,7 @@ def _course(cells: Sequence[Cell]) -> str:
 
 
 def _classes(cells: Sequence[Cell]) -> str:
-    """IoU of each class after the step that brought it and at the end, disjoint, of the methods most often compared."""
+    """IoU of each class after the step that introduced it and after the last step, for methods in OFTEN, disjoint."""
     parts = []
     for spec in dict.fromkeys(spec_of(cell) for cell in cells if cell["protocol"] == "disjoint"):
         some = [c for c in cells if spec_of(c) == spec and c["method"] in OFTEN and not _tried(c)]
@@ -168,13 +168,13 @@ def _classes(cells: Sequence[Cell]) -> str:
             texts = [" → ".join("–" if v is None else f"{v:.1f}" for v in course) for course in courses]
             rows.append([one["name"], *texts])
         if rows:
-            parts.append(f"{spec}, IoU of each class, when new → at the end (first seed):\n\n")
+            parts.append(f"{spec}, IoU of each class, when new → after the last step (first seed):\n\n")
             parts[-1] += table(["class", *(c["method"] for c in some)], rows)
     return "\n".join(parts)
 
 
 def _origin(cells: Sequence[Cell]) -> str:
-    """Where the numbers are from."""
+    """A list of all runs."""
     rows = []
     for cell in sorted(cells, key=lambda c: (spec_of(c), c["method"], c["seed"], c["config"])):
         also = cell["also"] or {}
@@ -195,7 +195,7 @@ def _origin(cells: Sequence[Cell]) -> str:
             ]
         )
     heads = ["scenario", "method, preset, settings", "seed", "all", "seconds", "step 0", "images/s", "device", "commit"]
-    return "Each run:\n\n" + table([*heads, "configuration"], rows)
+    return "All runs:\n\n" + table([*heads, "configuration"], rows)
 
 
 if __name__ == "__main__":
