@@ -17,7 +17,7 @@ from sdrseg.errors import SdrsegError
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path`; when the block ends well it is synced and takes the name `path`.
+    """Open a temporary file next to `path`; if the block succeeds, it is synced and renamed to `path`.
 
     If the block fails, or the machine does, `path` holds what it held before.
     """

@@ -23,7 +23,7 @@ from sdrseg.kernels.layers import use_fast_layers
 from sdrseg.kernels.upsampling import upsample
 from sdrseg.network_parts import OfficialDecoder, PooledBranch, Upsample, place_strides
 
-REFUSED = {"dpt": "its decoder is more than one convolution and it takes tokens beside the features"}
+REFUSED = {"dpt": "its decoder is more than one convolution and needs tokens in addition to features"}
 DECODERS = (*sorted(set(smp.MODEL_ARCHITECTURES_MAPPING) - set(REFUSED)), "official")
 """Possible values of `net.decoder`."""
 
@@ -56,7 +56,7 @@ class Network(nn.Module):
         self.multiple = multiple  # image sides are padded to a multiple of this
         self.statistics_frozen = False
         self.keep_stages = False  # whether an Output contains all stages, which keeps them in memory
-        self.stride, self.feature_channels, self.features_nonnegative, self.pools = self._look()
+        self.stride, self.feature_channels, self.features_nonnegative, self.pools = self._probe()
 
     def forward(self, images: Tensor) -> Output:
         """Images (B, 3, H, W), normalised, of any size: bottom and right are padded with zeros where needed."""
@@ -131,7 +131,7 @@ class Network(nn.Module):
                 norm.eval()
         return self
 
-    def _look(self) -> tuple[int, int, bool, bool]:
+    def _probe(self) -> tuple[int, int, bool, bool]:
         """Stride and channels of the features, whether they are ≥ 0 by construction, and whether a batch norm follows a
         pooling over the whole image: seen in one small forward."""
         side = max(64, self.multiple)

@@ -55,13 +55,13 @@ def fetch_weights(encoder: str, out: Path | None) -> str:
     net = config_from({"net": {"encoder": encoder}}, "sdrseg weights").net
     network = build_network(net, 2)
     try:
-        said = load_weights(network, "imagenet", net)
+        sentence = load_weights(network, "imagenet", net)
     except SdrsegError as error:
         raise type(error)(f"{str(error).partition(' Set net.weights')[0]} {ADVICE}") from error
     if out is None:
-        return f"{said} They are in {constants.HF_HUB_CACHE}, where `sdrseg train` finds them."
+        return f"{sentence} They are in {constants.HF_HUB_CACHE}, where `sdrseg train` finds them."
     save_tensors(out, network.encoder.state_dict(), {"encoder": encoder, "stride": "v1.5"})
-    return f"{said} Written to {out}: train with --encoder {encoder} --weights {out}"
+    return f"{sentence} Written to {out}: train with --encoder {encoder} --weights {out}"
 
 
 def show_weights(encoder: str | None, out: Path | None, json: bool) -> None:

@@ -28,12 +28,12 @@ def console(stderr: bool = False) -> Console:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table; numbers are right-aligned."""
-    body = [[_text(cell) for cell in row] for row in rows]
+    cells = [[_text(cell) for cell in row] for row in rows]
     table = Table(title=Text(title), title_justify="left", header_style="bold")
     for number, name in enumerate(columns):
-        numeric = bool(body) and all(re.fullmatch(r"-?[\d,.]+( %)?|–", row[number]) for row in body)
+        numeric = bool(cells) and all(re.fullmatch(r"-?[\d,.]+( %)?|–", row[number]) for row in cells)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in body:
+    for row in cells:
         table.add_row(*(Text(cell) for cell in row))  # literal: names may contain [brackets]
     console().print(table)
 

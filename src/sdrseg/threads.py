@@ -43,18 +43,18 @@ def adapt(at_once: bool = False) -> None:
 
 
 def free_cores(ours: float, there: int, used: float) -> int:
-    """Whole cores for us, of `there` cores of which others use so many, and of which we may use `ours`."""
+    """How many whole cores we use, of `there` cores of which others use `used` and we may use `ours`."""
     return max(1, int(min(ours, there - used) + 0.5))
 
 
 class Load:
-    """What other programs use of the cores that this process may run on, since the last look."""
+    """The load of other programs on the cores that this process may use, since the last measurement."""
 
     def __init__(self) -> None:
         self.since, self._used = time.monotonic(), _seconds_of_others()
 
     def of_others(self) -> float:
-        """In cores; 0 where the system does not say."""
+        """The load in cores; 0 if unknown."""
         now, used = time.monotonic(), _seconds_of_others()
         load = (used - self._used) / max(now - self.since, 1e-3)
         self.since, self._used = now, used

@@ -19,7 +19,7 @@ from sdrseg.network import build_network
 LARGEST = 16
 """The learning rates are for batches of 8; benchmarks/stability.py tries 2 to 16."""
 BATCHES = 8
-"""At least so many in an epoch of the smallest step, if a smaller batch can help."""
+"""The minimum number of batches in an epoch of the smallest step, if a smaller batch can give it."""
 CPU_PIXELS = 8 * 256**2
 """In a batch on a CPU, where larger batches are hardly faster: a fixed number, so every machine chooses the same."""
 MEMORY = 0.4
@@ -89,7 +89,7 @@ def _limit(job: Job, unit: int) -> Callable[[int], str]:
 
 
 def _fits(job: Job, config: Config, images: int) -> bool:
-    """Whether so many crops, student and teacher take at most a share of the free memory: it is tried."""
+    """Try whether a batch of this size, with student and teacher, takes at most a share of the free memory."""
     device = job.fabric.device
     limit = MEMORY * free_memory(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -52,7 +52,7 @@ def load_tensors(file: Path, sha256: str | None = None, remedy: str = "Restore i
 
 
 def load_entry(origin: Path, entry: Any, remedy: str) -> dict[str, Tensor]:
-    """Read the tensors of a file beside `origin`, a JSON file that names it: {"file": NAME, "sha256": DIGEST}."""
+    """Read the tensors of a file next to `origin`, a JSON file that names it: {"file": NAME, "sha256": DIGEST}."""
     if not (isinstance(entry, dict) and isinstance(entry.get("sha256"), str)):
         raise SdrsegError(f"{origin}: {entry!r} is not a file with its SHA-256. {remedy}")
     return load_tensors(origin.parent / plain_name(entry.get("file"), origin), entry["sha256"], remedy)

@@ -52,9 +52,9 @@ def survey(
         batch = batch.to(fabric.device)
         images = normalise(batch.images)
         with fabric.autocast():
-            seen = None if teacher is None else teacher(images)
-            said = student(images)
-        method.survey(batch, said, seen)
+            target = None if teacher is None else teacher(images)
+            output = student(images)
+        method.survey(batch, output, target)
     method.end_survey(when)
     student.train()
 

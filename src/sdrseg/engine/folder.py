@@ -81,7 +81,7 @@ class RunFolder:
             raise self._unwritable(error) from error
         self._look(identity, config)
         self._take_lock()
-        if not self._look(identity, config):  # again: another process may have begun the run meanwhile
+        if not self._look(identity, config):  # again: another process may have started the run
             write_json(self.path / "config.json", {**identity, "format": FORMAT, "config": config.to_dict()})
             return False
         for folder in (self.path, self.path / "state", *self.path.glob("steps/*")):

@@ -22,7 +22,7 @@ LARGEST = 2**21  # pixels; larger images are not shown
 def predicted_pictures(
     job: Job, step: Step, network: Network, decision: Decision, count: int
 ) -> list[NDArray[np.uint8]]:
-    """Some scored images, evenly from all, each beside its truth and the prediction."""
+    """Some test images, evenly spaced, each next to its ground truth and the prediction."""
     sizes = job.indexes[step.test_split].size_by_id
     small = [id for id in step.test_ids if sizes[id][0] * sizes[id][1] <= LARGEST]
     ids = small[:: max(1, len(small) // count)][:count]

@@ -108,7 +108,7 @@ class Job:
 
 
 TEST_IMAGES = "the test images"
-EXTENDED_IMAGES = "the old test images that are at hand and the held-out images of each extension"
+EXTENDED_IMAGES = "the available old test images and the held-out images of each extension"
 
 
 def scored_on(config: Config) -> str:

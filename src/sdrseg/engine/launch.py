@@ -28,15 +28,15 @@ def make_fabric(config: Config) -> Fabric:
     """Fabric for this process. Under torchrun or SLURM it joins the others; alone it takes all GPUs, or the CPU."""
     from lightning.fabric import Fabric
 
-    for part in ("fabric", "pytorch"):  # hints about things we have decided
+    for part in ("fabric", "pytorch"):  # hints about choices that we made
         logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)
-    torch.backends.cudnn.deterministic = True  # the same again bit for bit, and no slower
+    torch.backends.cudnn.deterministic = True  # bit-identical results, and no slower
     gpu = torch.cuda.is_available()
     accelerator = "cuda" if gpu else "mps" if torch.backends.mps.is_available() else "cpu"
     devices, nodes = _devices_and_nodes(torch.cuda.device_count() if gpu else 1)
     many = devices * nodes > 1
-    wish = config.run.precision
-    bf16 = wish == "bf16" or (wish == "auto" and gpu and torch.cuda.is_bf16_supported())
+    precision = config.run.precision
+    bf16 = precision == "bf16" or (precision == "auto" and gpu and torch.cuda.is_bf16_supported())
     fabric = Fabric(
         accelerator=accelerator,
         devices=devices,

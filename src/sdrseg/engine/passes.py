@@ -138,10 +138,10 @@ def _finish(
     height, width = images.shape[-2:]
     batch = Batch(images, labels, padding, ())
     with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
-        said = student[0].classify(student[1], height, width)
+        output = student[0].classify(student[1], height, width)
         with torch.no_grad():
-            seen = None if teacher is None else teacher[0].classify(teacher[1], height, width)
-    return method.terms(method.relabel(batch, seen), said, seen)
+            target = None if teacher is None else teacher[0].classify(teacher[1], height, width)
+    return method.terms(method.relabel(batch, target), output, target)
 
 
 def _copy(function: Any) -> FunctionType:
@@ -246,19 +246,19 @@ def make_pass(
     iterations: int,
     say: Callable[[str], None],
 ) -> Pass | GraphPass:
-    """The fastest pass that `run.speed` allows for this many iterations; with auto, one that is possible here."""
-    wish, gpu = config.run.speed, fabric.device.type == "cuda"
+    """The pass that `run.speed` names; with auto, the fastest possible one for this many iterations."""
+    speed, gpu = config.run.speed, fabric.device.type == "cuda"
     reason = why_plain(method, config, fabric.world_size)
-    if reason is not None and wish in ("graph", "compile"):
-        raise UsageError(f"run.speed={wish}: {reason}. Use run.speed=auto.")
-    if wish == "graph" and not gpu:
+    if reason is not None and speed in ("graph", "compile"):
+        raise UsageError(f"run.speed={speed}: {reason}. Use run.speed=auto.")
+    if speed == "graph" and not gpu:
         raise UsageError("run.speed=graph: there is no NVIDIA GPU here. Use run.speed=auto.")
     made = Pass(fabric, method, student, teacher)
-    if wish == "plain" or reason is not None:
+    if speed == "plain" or reason is not None:
         return made
-    if wish == "auto" and gpu:
-        wish = "compile" if compiling_pays(iterations, config.net.decoder) else "graph"
-    if wish == "compile":
+    if speed == "auto" and gpu:
+        speed = "compile" if compiling_pays(iterations, config.net.decoder) else "graph"
+    if speed == "compile":
         made = CompiledPass(fabric, method, student, teacher, say)
     return GraphPass(made, say) if gpu else made
 

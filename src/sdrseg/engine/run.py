@@ -64,7 +64,7 @@ def train(
     job.interruption.stop_at = stop_at
     require_official(config, job.processes.world)
     require_class_weights(config, job.scenario.classes)
-    said = choose_batch_size(job) if config.train.batch_size == AUTO else []
+    notes = choose_batch_size(job) if config.train.batch_size == AUTO else []
     config = job.config
     job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
     if job.processes.rank == 0:
@@ -74,19 +74,19 @@ def train(
     if not job.folder.has_model(0) and not job.base_is_stored():
         if job.processes.rank == 0:
             job.bases.require_writable()
-        ready = assemble(job, job.scenario[0], *job.base[:2])  # what is wrong is said before the folder is made
+        ready = assemble(job, job.scenario[0], *job.base[:2])  # errors appear before the folder is created
     identity = {"spec": str(spec), "method": method_name, "preset": preset, "recipe": RECIPE}
     if code := file_digest(job.method):
         identity["method_code"] = code
-    said += [
+    notes += [
         f"{section}.{key} is capped at {most:g} for generated data (see docs/methods.md)"
         for section, key, most in limits_in(layers)
         if getattr(getattr(config, section), key) == most
     ]
     if issubclass(job.method, Offline) and len(job.scenario) > 1:
-        say = f"warning: with several steps, {method_name} is fine-tuning, not an upper bound"
-        said.append(f"{say}. For that, train {spec.source}:offline.")
-    return carry_out(job, identity, ready, bound, said=said, after_step=after_step)
+        warning = f"warning: with several steps, {method_name} is fine-tuning, not an upper bound"
+        notes.append(f"{warning}. For that, train {spec.source}:offline.")
+    return carry_out(job, identity, ready, bound, notes=notes, after_step=after_step)
 
 
 def carry_out(
@@ -95,14 +95,14 @@ def carry_out(
     ready: Assembled | None = None,
     bound: dict[str, float | None] | None = None,
     *,
-    said: Sequence[str] = (),
+    notes: Sequence[str] = (),
     prepare: Callable[[], None] = lambda: None,
     after_step: Callable[[StepScore], None] | None = None,
 ) -> dict[str, Any]:
-    """Take the run folder, train and score every step that is not done yet, and return the summary.
+    """Open the run folder, train and score every unfinished step, and return the summary.
 
-    `ready`: step 0, if assembled already. `said`: what to say at the beginning. `prepare` is called in every process
-    when the folder is there.
+    `ready`: step 0, if already assembled. `notes`: printed at the beginning. `prepare` is called in every process once
+    the folder exists.
     """
     config = job.config
     try:
@@ -111,10 +111,10 @@ def carry_out(
             keep_source(job.method, job.folder.path)
         prepare()
         rates = [learning_rates(config.of_step(number)) for number in range(min(2, len(job.scenario)))]
-        spoken = ", then ".join(f"{low:g}" + (f" (decoder {high:g})" if high != low else "") for low, high in rates)
-        job.display.say(f"preset {identity['preset']}, learning rate {spoken}")
-        for sentence in said:
-            job.display.say(sentence)
+        shown = ", then ".join(f"{low:g}" + (f" (decoder {high:g})" if high != low else "") for low, high in rates)
+        job.display.say(f"preset {identity['preset']}, learning rate {shown}")
+        for note in notes:
+            job.display.say(note)
         job.fabric.barrier()
         with job.interruption:
             for step in job.scenario:

@@ -1,4 +1,4 @@
-"""What follows a run beside its log: TensorBoard, Weights & Biases, MLflow, through Lightning's own loggers."""
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow, through Lightning's loggers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _make(name: str, folder: Path, spec: str) -> Any:
         same = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]  # a resumed run goes on in its own page
         return WandbLogger(name=label, save_dir=folder, project="sdrseg", id=same, offline=offline, resume="allow")
     where = os.environ.get("MLFLOW_TRACKING_URI")
-    if where is None:  # files beside the run, which newer versions keep only where one asks for it
+    if where is None:  # files in the run folder, which newer versions write only on request
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         where = (folder.resolve() / "mlflow").as_uri()
     return MLFlowLogger(experiment_name=spec, run_name=label, tracking_uri=where)

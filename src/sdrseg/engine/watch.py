@@ -43,7 +43,7 @@ class NotFiniteError(SdrsegError):
 
 
 class Log:
-    """The JSON lines of a run, and trackers beside it. Only process 0 has one; the others have a `NoLog`."""
+    """The log of a run as JSON lines, and its trackers. Only process 0 has one; the others have a `NoLog`."""
 
     def __init__(self, folder: Path, trackers: Trackers | None = None):
         self.file = folder / "log.jsonl"

@@ -114,12 +114,12 @@ def extend(
                 found.update(_reviewed(job, plan, score, before, limits))
             job.fabric.barrier()
 
-    said = [*notes, *(before.sentences() if before is not None else [])]
+    printed = [*notes, *(before.sentences() if before is not None else [])]
     identity: dict[str, Any] = {"spec": str(plan.scenario.spec), "method": name, "preset": "default", "recipe": RECIPE}
     identity["extends"] = {"model": parent.sha256, "step": parent.step}
     if code := file_digest(job.method):
         identity["method_code"] = code
-    summary = carry_out(job, identity, said=said, prepare=begin, after_step=after_step)
+    summary = carry_out(job, identity, notes=printed, prepare=begin, after_step=after_step)
     facts = None if before is None else before.to_dict()
     return Extension(out, plan.step.number, name, tuple(notes), facts, found, summary)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def _lies_at(place, scale, centre, length):  # type: ignore[no-untyped-def]
-    """Where a row or column of the large map lies on the small one, which has so many."""
+    """The position of a row or column of the large map on the small one, which has `length` of them."""
     there = (place.to(tl.float32) + centre) * scale - centre
     return tl.minimum(tl.maximum(there, 0.0), (length - 1).to(tl.float32))
 

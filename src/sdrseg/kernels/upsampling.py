@@ -19,7 +19,7 @@ from sdrseg.kernels.plain import at_least_float32
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 FARTHEST = 32
-"""Up to so many times as large. (The kernel's code grows with it.)"""
+"""The largest scale factor. (The kernel's code grows with it.)"""
 
 
 def upsample(

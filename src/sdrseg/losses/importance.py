@@ -47,7 +47,7 @@ def score_importance(score: Tensor, previous: Tensor | None) -> Tensor:
 
 
 def normalised(importance: Tensor, rows: Sequence[int] = ()) -> Tensor:
-    """A tensor of importances brought to 0..1; of the classifier, the `rows` of each step by themselves."""
+    """A tensor of importances normalised to 0..1; for the classifier, the `rows` of each step separately."""
     if rows:
         return torch.cat([normalised(part) for part in torch.split(importance, list(rows))])
     low, high = importance.aminmax()

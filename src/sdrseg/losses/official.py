@@ -1,7 +1,7 @@
 """The official code's latent terms, bugs included, so that its published behaviour can be compared with.
 
 Features (B, C, h, w), labels on the grid (B, h, w). These loop over classes and gather, as that code does; nothing
-here is meant to be fast. What is wrong in each is said in docs/methods.md, with a test that computes both.
+here is meant to be fast. docs/methods.md describes the error of each and names a test that computes both.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The published term is the exponential ratio Σ_j exp(f̄_j) / Σ_j f̄_j of features divided by the largest activation of
 their class. It is smallest for the all-ones vector, so minimising it makes features denser; it is here as published,
-and the log shows the true sparsity (`hoyer`) beside it. Features must not be negative.
+and the log also shows the true sparsity (`hoyer`). Features must not be negative.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ class Method(PixelTerms):
         return self.latent.metrics(batch, features)
 
     def memory_size(self, classes: int, channels: int) -> int:
-        """Bytes of the features that are remembered of so many classes and background; 0: none are."""
+        """The size in bytes of the memory for `classes` classes and background; 0 if the method keeps none."""
         return 0
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ SHRINK = 0.1  # share of the mean variance that is added to a covariance before 
 
 
 class Rest:
-    """What a class is told from: samples (N, D), and how many points each represents. In float64 on the CPU."""
+    """Negatives of a class: samples (N, D), and the number of points each represents. In float64 on the CPU."""
 
     def __init__(self, samples: Sequence[Tensor], points: Sequence[float]):
         self.vectors = torch.cat([*samples]).cpu().double()

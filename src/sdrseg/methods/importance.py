@@ -63,7 +63,7 @@ class ImportanceMethod(Method):
         self.anchors: Named = {}  # θ_old; empty in step 0
         self.held: Named = {}  # Ĩ of the anchors, 0..1
         self.memory: dict[str, Named] = {}  # statistics by name, then by parameter
-        self.rows: list[int] = []  # of the classifier, by the step that brought them
+        self.rows: list[int] = []  # of the classifier, by the step that added them
         self.iteration = 0
         self.last_penalty = torch.zeros(())
 
@@ -109,7 +109,7 @@ class ImportanceMethod(Method):
         raise NotImplementedError
 
     def normalised(self, what: str, name: str) -> Tensor:
-        """Statistics of a parameter of the old model, brought to 0..1; each step's rows of the classifier apart."""
+        """Statistics of a parameter of the old model, normalised to 0..1; each step's classifier rows separately."""
         return normalised(self.memory[what][name], self.rows if name.startswith("classifier.") else ())
 
     def begin_statistics(self, parameters: Named) -> None:

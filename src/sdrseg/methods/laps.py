@@ -33,47 +33,49 @@ if TYPE_CHECKING:
     from sdrseg.data.batches import Batch
     from sdrseg.network import Network, Output
 
-EACH = {"background": 64, "classes": 256}  # points that are drawn from a component in every iteration
-NEGATIVES = 4096  # vectors from which the new rows' start is computed, of each kind
-CERTAIN_NO = -30.0  # a logit whose sigmoid is 0 in float32, for all that matters
+EACH = {"background": 64, "classes": 256}  # points drawn from each component in every iteration
+NEGATIVES = 4096  # vectors of each kind for the initialisation of new rows
+CERTAIN_NO = -30.0  # a logit whose sigmoid is practically 0 in float32
 
 
 @dataclass(frozen=True)
 class Laps:
-    """Sigmoid rows, and what is remembered of old classes (LAPS)."""
+    """Sigmoid rows and a memory of old classes (LAPS)."""
 
     memory: Literal["gaussian", "prototype", "features"] = switch(
         "gaussian",
-        "of each class: mean, low-rank and diagonal covariance, and clusters of background; mean and variance; or "
-        "feature vectors (512 of a class, 8,192 of background)",
+        "what is kept of each class: mean with low-rank and diagonal covariance, and clusters of background; mean and "
+        "variance; or feature vectors (512 per class, 8,192 of background)",
     )
-    rank: int = switch(16, "of a class's covariance beside its diagonal, for memory = gaussian", 0, 256)
-    clusters: int = switch(64, "of background, for memory = gaussian", 1, 1024)
+    rank: int = switch(16, "rank of a class's covariance, in addition to the diagonal, for memory = gaussian", 0, 256)
+    clusters: int = switch(64, "number of clusters of background, for memory = gaussian", 1, 1024)
     positive_base: float = switch(2.0, "weight of a class's own pixels in step 0", 0)
     positive: float = later(3.0, "weight of a class's own pixels in later steps", 0)
     replay: float = later(
-        1.0, "how much remembered points weigh: 1, as their share of all data seen so far; 0: they are not replayed", 0
+        1.0, "weight of remembered points: 1: their share of all data seen so far; 0: they are not replayed", 0
     )
     versus: float = later(1.0, "weight of the softmax of old rows against new ones on remembered features", 0)
-    anchor: float = later(0.0, "weight of the change of the decoder's output where the teacher sees an old class", 0)
-    row_rate: float = later(10.0, "learning-rate multiplier of new rows, beside the decoder's", 0)
+    anchor: float = later(
+        0.0, "weight of the change of the decoder's output where the teacher predicts an old class", 0
+    )
+    row_rate: float = later(10.0, "learning-rate multiplier of new rows, on top of the decoder's", 0)
     init: Literal["small", "closed_form"] = later(
         "closed_form", "new rows start near zero with bias −3, or as linear discriminants of the step's features"
     )
     on_new: Literal["teacher", "skip", "no"] = later(
         "teacher",
-        "what old rows learn where the label is a new class: the teacher's answer, nothing, or no",
+        "target of old rows where the label is a new class: the teacher's probability, none (skip), or 0 (no)",
     )
     prior: Literal["seen", "average"] = later(
         "seen",
-        "how frequent a new class is taken to be: as in all data seen so far, or at least as an average old class, "
-        "which few images of it cannot tell",
+        "assumed frequency of a new class: as in all data seen so far, or at least that of an average old class (few "
+        "images do not show it)",
     )
-    drift: bool = later(False, "move the memory along with the features of the old classes that the teacher sees")
+    drift: bool = later(False, "shift the memory with the features of old classes, where the teacher predicts them")
 
 
 def anchor(method: Method, batch: Batch, student: Output, teacher: Output | None) -> Tensor:
-    """The classifier's input stays where it was, where the teacher sees an old class in the background."""
+    """Keep the classifier's input unchanged where the teacher predicts an old class in the background."""
     assert isinstance(method, LAPS) and teacher is not None
     x, before = at_least_float32(student.embedding), at_least_float32(teacher.embedding)
     keep = method.old_class(batch.labels, teacher, x) > 0

@@ -135,7 +135,7 @@ def joined(memories: Sequence[Memory]) -> Memory:
 
 
 class Replay:
-    """`each` points from every component of a memory, or its vectors; each stands for so many points of the data."""
+    """`each` points from every component of a memory, or its vectors, and the number of data points each stands for."""
 
     def __init__(self, memory: Memory, each: int):
         self.memory = memory
@@ -218,7 +218,7 @@ class LatentMemory:
         return nbytes_of(self.parts())
 
     def filled(self, classes: int, channels: int) -> LatentMemory:
-        """A memory of this form with background and so many classes, all of random features: to know its size."""
+        """A memory of this form for background and `classes` classes with random features, to measure its size."""
         options = (self.form, self.rank, self.clusters)
         other = LatentMemory(*options)
         points = {"gaussian": self.clusters, "prototype": 1, "features": BACKGROUND}[self.form]

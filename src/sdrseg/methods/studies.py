@@ -30,9 +30,9 @@ def variant(of: type[Method], name: str, summary: str, source: str, **values: An
         preset: {key: value for key, value in kept.items() if key not in changed}
         for preset, kept in of.by_preset.items()
     }
-    body: dict[str, Any] = {"trains_step0_like": of.trains_step0_like or of} if of.own_step0 else {}
-    body |= {"name": name, "summary": summary, "switches": {**of.switches, **given}, "by_preset": by_preset}
-    return type(f"Variant_{name}", (of,), {**body, "__doc__": summary})
+    members: dict[str, Any] = {"trains_step0_like": of.trains_step0_like or of} if of.own_step0 else {}
+    members |= {"name": name, "summary": summary, "switches": {**of.switches, **given}, "by_preset": by_preset}
+    return type(f"Variant_{name}", (of,), {**members, "__doc__": summary})
 
 
 def _ablation() -> list[type[Method]]:
@@ -91,7 +91,7 @@ def _standard() -> list[type[Method]]:
 
 
 def _laps() -> list[type[Method]]:
-    """LAPS with one thing left out or exchanged."""
+    """LAPS with one part removed or replaced."""
     rows: list[tuple[str, str, dict[str, Any]]] = [
         ("no-replay", "LAPS without remembered features", {"laps__replay": 0.0, "laps__versus": 0.0}),
         ("no-versus", "LAPS without the softmax of old and new rows", {"laps__versus": 0.0}),
