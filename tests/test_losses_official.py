@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,23 +156,53 @@ def test_official_repulsion_of_one_class_is_zero():
     assert official.repulsion(F.requires_grad_(), torch.zeros_like(y)) == 0
 
 
-@pytest.mark.parametrize("variant", OFFICIAL_SPARSITY)
-def test_official_sparsity_of_void_background_and_dead_vectors(variant):
-    """Void counts as a class, a vector without activation counts; by class maxima, background alone gives 0."""
+def _sparsity(F: Tensor, y: Tensor, variant: Any) -> float:
+    """Ours."""
+    return mean(sparsity_sums(F, y, variant, class_maxima(F, y, 2))).item()
+
+
+def _special(case: str) -> tuple[Tensor, Tensor]:
+    """Features and labels on the grid in the cases where the official code is known to differ from our formulas."""
     F, y = _two_images()
-    for features in (F, torch.where(torch.arange(4) == 1, 0, F)):
-        for labels in (y, torch.where(y == 1, VOID, y), torch.zeros_like(y)):
-            expected = slow.official_sparsity(features.numpy(), labels.numpy(), variant)
-            assert official.sparsity(features, labels, variant).item() == pytest.approx(expected, rel=1e-9)
-            assert (expected == 0) == (variant in BY_CLASS and not labels.any())
+    if case == "void":
+        y = torch.where(y == 1, VOID, y)
+    if case == "only background":
+        y = torch.zeros_like(y)
+    if case == "only void":
+        y = torch.full_like(y, VOID)
+    if case == "dead vectors":
+        F = torch.where(torch.arange(4) == 1, 0, F)
+    if case == "all zero":
+        F = torch.zeros_like(F)
+    return F, y
 
 
-@pytest.mark.parametrize("variant", [v for v in OFFICIAL_SPARSITY if v != "entropy_softmax"])
-def test_official_sparsity_of_features_that_are_all_zero_is_zero(variant):
-    features = torch.zeros(2, 8, 4, 4, requires_grad=True)
-    value = official.sparsity(features, torch.ones(2, 4, 4, dtype=torch.long), variant)
-    assert value == 0
-    assert torch.autograd.grad(value, features)[0].isfinite().all()
+@pytest.mark.parametrize("variant", OFFICIAL_SPARSITY)
+@pytest.mark.parametrize("case", ["void", "only background", "only void", "dead vectors", "all zero"])
+def test_official_sparsity_of_special_cases(case, variant):
+    """Void is a class, and a vector without activation counts. 0 where all is 0 after the normalisation; by class
+    maxima that is also where all is background."""
+    F, y = _special(case)
+    expected = slow.official_sparsity(F.numpy(), y.numpy(), variant)
+    value = official.sparsity(F.requires_grad_(), y, variant)
+    assert value.item() == pytest.approx(expected, rel=1e-9)
+    nothing_left = (case == "all zero" and variant != "entropy_softmax") or (
+        case == "only background" and variant in BY_CLASS
+    )
+    assert (value == 0) == nothing_left
+    assert torch.autograd.grad(value, F)[0].isfinite().all()
+
+
+def test_official_sparsity_by_hand():
+    """Features (2, 1) of class 1 and (4, 4) of void: by class maxima (1, ½) and (1, 1), as by the vectors' own."""
+    F = torch.tensor([[[[2.0, 4.0]], [[1.0, 4.0]]]], dtype=torch.float64)
+    e, ratio = math.e, (math.e + math.sqrt(math.e)) / 1.5
+    by_hand = {"power2": (1.25 / 1.5 + 1) / 2, "power3": (1.125 / 1.5 + 1) / 2}
+    by_hand |= dict.fromkeys(("class_max", "norm_max"), (ratio + e) / 2)
+    for variant, expected in by_hand.items():
+        assert official.sparsity(F, torch.tensor([[[1, VOID]]]), variant).item() == pytest.approx(expected)
+        ours = _sparsity(F, torch.tensor([[[1, VOID]]]), variant)
+        assert ours == pytest.approx({"power2": 1.25 / 1.5, "power3": 1.125 / 1.5}.get(variant, ratio))  # without void
 
 
 def test_cil_of_the_official_code_pushes_the_student_away_from_the_teacher():
@@ -196,8 +227,7 @@ def test_cil_of_the_official_code_pushes_the_student_away_from_the_teacher():
 
 def _published(f: Tensor) -> float:
     """The term of one feature vector, alone in its class."""
-    F, y = f[None, :, None, None].double(), torch.zeros(1, 1, 1, dtype=torch.long)
-    return mean(sparsity_sums(F, y, "class_max", class_maxima(F, y, 1))).item()
+    return _sparsity(f[None, :, None, None].double(), torch.zeros(1, 1, 1, dtype=torch.long), "class_max")
 
 
 def test_published_sparsity_is_smallest_for_all_ones_and_large_for_a_single_spike():

@@ -84,9 +84,10 @@ def sparsity(features: Tensor, labels: Tensor, variant: SparsityVariant) -> Tens
     and vectors without activation included; 0 where nothing is left after the normalisation."""
     if variant == "l1":
         return lasso(features)
-    bar = _normalised(at_least_float32(features), labels, variant)
+    features = at_least_float32(features)
+    bar = _normalised(features, labels, variant)
     if not bar.sum() > 0:
-        return bar.sum() * 0
+        return features.sum() * 0
     if variant in ("entropy_l1", "entropy_softmax"):
         return -(bar * (bar + LOG_GUARD).log()).sum(1).mean()
     shrunk = bar.square() if variant == "power2" else bar.pow(3) if variant == "power3" else bar.exp()
