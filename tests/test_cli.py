@@ -113,6 +113,7 @@ def test_json_alone_on_standard_output_as_a_program(tmp_path: Path):
     done = command("data", "shapes:6-1@overlapped", "--json", *SMALL, cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["spec"] == "shapes:6-1@overlapped"
+    assert not list(tmp_path.iterdir())  # no picture, unless one is asked for
 
 
 def test_json_and_tables_tell_the_same(sdrseg):

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,7 @@ from sdrseg.report import write_report
 from sdrseg.report.collect import collect, command_line
 from sdrseg.report.latent import normalised_counts, project
 from sdrseg.report.pictures import choose, open_data
+from sdrseg.scenario import SOURCES
 
 VOID_TAGS = {"meta", "img", "input", "link", "br", "hr"}
 NASTY = {"disc": "<script>alert('1')</script>", "ring": 'a "b" & c', "star": "狗 كلب собака", "heart": "x" * 60}
@@ -301,7 +303,7 @@ def test_other_data_than_the_runs_were_scored_on_are_not_shown(report_runs, tmp_
     scenario["mask_digests"]["val-00003"] = "00" * 16
     (tmp_path / "run/scenario.json").write_text(json.dumps(scenario))
     _, notes = write_report([tmp_path / "run"], tmp_path / "out.html", images=2)
-    assert "val-00003 has another content" in notes[0]
+    assert "val-00003 has another content" in notes[0] and "--data" not in notes[0]  # which generated data refuse
     (tmp_path / "data").mkdir()
     with pytest.raises(SdrsegError):  # data that was asked for by name has to be the right one
         write_report([tmp_path / "run"], tmp_path / "out.html", data=tmp_path / "data", images=2)
@@ -413,6 +415,15 @@ def test_the_command_line_gives_the_same_configuration(report_runs, page):
             == run.config
         )
         assert command_line(run) in [text_of(e) for e in page.all("code")]
+
+
+@pytest.mark.parametrize("needs_folder", [True, False])
+def test_the_command_line_of_own_data_names_a_folder_where_they_need_one(report_runs, monkeypatch, needs_folder):
+    own = type("Figures", (Shapes,), {"name": "figures", "needs_folder": needs_folder})
+    monkeypatch.setitem(SOURCES, "figures", own)
+    run = collect([report_runs["ft"]])[0]
+    run = replace(run, identity=run.identity | {"spec": "figures:8-1@disjoint"})
+    assert ("--data PATH" in command_line(run)) == needs_folder
 
 
 def test_tuning_is_not_compared_with_testing(report_runs, tmp_path):

@@ -90,7 +90,7 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
     from sdrseg.engine.job import TEST_IMAGES, scored_on
     from sdrseg.report.latent import measure, prototype_distances, remembered
     from sdrseg.report.page import Gathered
-    from sdrseg.report.pictures import choose, load_images, look, open_data, start_row
+    from sdrseg.report.pictures import choose, load_images, look, open_data, start_row, takes_folder
     from sdrseg.terminal import progress
 
     found = Gathered(latents=[None] * len(runs), prototypes=[None] * len(runs), memories=[None] * len(runs))
@@ -115,9 +115,10 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
     except SdrsegError as error:
         if data is not None:  # explicitly requested
             raise
+        hint = " To add them, run `sdrseg report` again with --data PATH, as for `sdrseg train`."
         found.notes.append(
-            f"Pictures and features are missing because the data set was not found: {error} "
-            "To add them, run `sdrseg report` again with --data PATH, as for `sdrseg train`."
+            f"Pictures and features are missing because the data set was not found: {error}"
+            f"{hint if takes_folder(runs[0]) else ''}"
         )
         return found
     found.rows = [start_row(image, names, runs[0].colours) for image in images]

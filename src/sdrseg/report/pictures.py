@@ -30,7 +30,7 @@ from sdrseg.errors import DataError
 from sdrseg.labels import VOID
 from sdrseg.losses.pixels import to_grid
 from sdrseg.report.collect import RunRecord
-from sdrseg.scenario import parse_spec
+from sdrseg.scenario import SOURCES, parse_spec
 from sdrseg.terminal import progress
 
 VISIBLE = 0.01  # share of an image's pixels: a smaller class is hardly visible
@@ -88,6 +88,12 @@ class Choice:
     missing: tuple[int, ...]
 
 
+def takes_folder(run: RunRecord) -> bool:
+    """Whether --data names the data of a run: they are not generated, and its folder does not list them."""
+    name = parse_spec(run.identity["spec"]).source
+    return name != Extended.name and name in SOURCES and SOURCES[name].needs_folder
+
+
 def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, ClassIndex]:
     """The data set of the runs and the class index of its test masks; it must be the one that was scored."""
     spec = parse_spec(runs[0].identity["spec"])
@@ -101,7 +107,8 @@ def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, Cla
         if found.get(id) != digests[id]:
             what = "is missing" if id not in found else "has another content than when the runs were scored"
             where = data if data is not None else spec.source
-            raise DataError(f"{where}: the mask of {id} {what}. Name the data set of these runs with --data.")
+            hint = " Name the data set of these runs with --data." if takes_folder(runs[0]) else ""
+            raise DataError(f"{where}: the mask of {id} {what}.{hint}")
     return source, index
 
 
