@@ -27,6 +27,8 @@ def cache(tmp_path, monkeypatch) -> Path:
 def test_weights_that_were_fetched_are_listed(cache, sdrseg):
     code, out, _ = sdrseg("weights", "--json")
     assert code == 0 and json.loads(out) == {"folder": str(cache), "cached": []}
+    code, out, _ = sdrseg("weights")
+    assert code == 0 and out.startswith(f"There are no ImageNet weights in {cache} yet.\nFetch some with")
     place = smp.encoders.encoders["resnet18"]["pretrained_settings"]["imagenet"]
     folder = cache / f"models--{place['repo_id'].replace('/', '--')}/snapshots/{place['revision']}"
     folder.mkdir(parents=True)

@@ -81,5 +81,8 @@ def show_weights(encoder: str | None, out: Path | None, json: bool) -> None:
         print_json(facts)
         return
     rows = [[c.encoder, f"{c.megabytes:.0f}", c.file] for c in here]
-    print_table(f"ImageNet weights in {constants.HF_HUB_CACHE}", ["encoder", "MB", "file"], rows)
-    console().print(f"Get others with `sdrseg weights ENCODER`. {ADVICE}", soft_wrap=True)
+    if rows:
+        print_table(f"ImageNet weights in {constants.HF_HUB_CACHE}", ["encoder", "MB", "file"], rows)
+    else:
+        console().print(f"There are no ImageNet weights in {constants.HF_HUB_CACHE} yet.", soft_wrap=True)
+    console().print(f"Fetch some with `sdrseg weights ENCODER`. {ADVICE}", soft_wrap=True)
