@@ -29,7 +29,8 @@ from sdrseg.terminal import TrainingDisplay
 SPEC = "voc:15-1@disjoint"
 BASE = {"net.encoder": "resnet50", "net.stride_on": "conv1", "net.weights": "none", "eval.transform": "full_image"}
 """The settings of the base that matter here: those of experiments/short.toml."""
-OLD_HELD_OUT, NEW_HELD_OUT = 500, 100
+OLD_HELD_OUT, NEW_HELD_OUT = 1000, 40
+"""Training images that are scored with --held-out: a new class is about as rare among them as in the test images."""
 
 
 class Photos(Extended):
@@ -66,13 +67,16 @@ class Photos(Extended):
 
 
 class Notes(NoLog):
-    """What the log of a run would say: its last entry of each kind."""
+    """What the log of a run would say: its last entry of each kind, and the losses."""
 
     def __init__(self) -> None:
         self.last: dict[str, dict[str, Any]] = {}
+        self.losses: list[dict[str, float]] = []
 
     def write(self, event: str, **values: Any) -> None:
         self.last[event] = values
+        if event == "train":
+            self.losses.append({name: float(f"{value:.4g}") for name, value in values["losses"].items()})
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ BASE: exported models of step 0 of voc:15-1@disjoint (`sdrseg base export`), for
 Each run trains the step that `sdrseg extend` would train: N images in which only the new class is labelled, a fifth of
 them held out, with its settings by the size of the data. All runs share one process, so every image is decoded once.
 
---held-out scores training images instead of test images, and is for choosing settings: 500 training images of the base,
-and 100 images of each new class that no run trains on. A run whose file exists in OUT is skipped.
+--held-out scores training images instead of test images, and is for choosing settings: 1,000 training images of the
+base, and 40 images of each new class that no run trains on. A run whose file exists in OUT is skipped.
 
     --variant NAME KEY=VALUE …   one more series of runs with other settings (repeatable); NAME@METHOD,METHOD: of these
     --set KEY=VALUE …            settings of all runs
@@ -31,10 +31,12 @@ import torch
 from extend_photos import BASE, SPEC, Study, make_study
 from sdrseg.config import load_config
 from sdrseg.config.read import parse_settings
+from sdrseg.data.batches import eval_batches
 from sdrseg.engine.bases import BaseStore
 from sdrseg.engine.checkpoint import save_tensors
-from sdrseg.engine.evaluate import score_saved
+from sdrseg.engine.evaluate import confusion, score_saved
 from sdrseg.engine.folder import RunFolder, source_commit
+from sdrseg.engine.saved import open_step
 from sdrseg.engine.step import train_step
 from sdrseg.extend.parent import Parent, copy_steps
 from sdrseg.extend.plan import make_config
@@ -78,13 +80,25 @@ def remembering(study: Study, parent: Parent, settings: dict[str, Any], folder: 
     return replace(parent, folder=run, meta=meta)
 
 
-def measured(confusion: Any, names: Sequence[str]) -> dict[str, Any]:
-    found = iou(confusion)
+def measured(matrix: Any, names: Sequence[str]) -> dict[str, Any]:
+    found = iou(matrix)
     return {
         "iou": {n: None if np.isnan(v) else float(100 * v) for n, v in zip(names, found, strict=True)},
         "old": 100 * (mean_of(found, range(1, 16)) or 0.0),
-        "confusion": confusion.tolist(),
+        "confusion": matrix.tolist(),
     }
+
+
+def score_before(study: Study, parent: Parent, name: str) -> dict[str, Any]:
+    """The scores of the base on the same images and labels as those of a run that adds a class."""
+    step = study.step(name, 10)
+    job = study.job(parent, "ft", parent.config, (study.base, step), parent.folder.path)
+    network, decision = open_step(parent.folder.step(0), parent.config.net)
+    network.place_on(job.fabric.device)
+    sizes, cache = job.indexes["val"].size_by_id, job.cache("score", "val", step.test_ids)
+    batches = eval_batches(study.source, step.test_ids, sizes, step.test_table, parent.config, cache=cache)
+    matrix = confusion(job.fabric, network, batches, len(step.channels), decision)
+    return measured(matrix, [study.source.classes[c] for c in step.channels])
 
 
 def one(
@@ -115,6 +129,7 @@ def one(
     used = config.of_step(1)
     return {
         **run,
+        "given": len(step.train_ids) + len(step.val_ids),
         "trained_on": len(step.train_ids),
         "new_iou": found["iou"][run["class"]],
         "lost": float(np.mean(lost)) if lost else None,
@@ -122,6 +137,7 @@ def one(
         **found,
         "iterations": said.get("train", {}).get("iteration"),
         "best": said.get("best"),
+        "losses": job.log.losses,  # type: ignore[union-attr]
         "passes": said.get("passes", {}).get("how"),
         "seconds": trained - start,
         "seconds_of_scoring": time.monotonic() - trained,
@@ -170,10 +186,9 @@ def carry_out(given: argparse.Namespace, folder: Path) -> None:
     for decision, exported in (("softmax", given.softmax), ("sigmoid", given.sigmoid)):
         if exported is not None:
             parents[decision] = parent = make_parent(study, folder, exported, decision)
-            job = study.job(parent, "ft", parent.config, (study.base, study.step(given.new[0], 10)), parent.folder.path)
-            score = score_saved(job, study.base)
-            before[decision] = measured(score.confusion, score.names)
-            write_json(given.out / f"{mode}-base-{decision}.json", {**before[decision], **where})
+            for name in given.new:
+                before[decision, name] = found = score_before(study, parent, name)
+                write_json(given.out / f"{mode}-base-{decision}-{name}.json", {**found, **where})
     if "softmax" in parents and any(REMEMBERS in some for some in methods.values()):
         parents["remembering"] = remembering(study, parents["softmax"], common, folder / "remembering")
     print(f"ready after {time.monotonic() - begin:.0f} s", flush=True)
@@ -189,7 +204,7 @@ def carry_out(given: argparse.Namespace, folder: Path) -> None:
             start = time.monotonic()
             run = {"variant": label, "class": name, "images": count, "method": method, "scored": mode}
             parent, settings = parents["remembering" if method == REMEMBERS else kind], variants[variant]
-            found = one(study, parent, before[kind], run, {**common, **settings}, given.iterations, folder)
+            found = one(study, parent, before[kind, name], run, {**common, **settings}, given.iterations, folder)
             write_json(file, {**found, "settings": settings, **where})
             gc.collect()
             longest = max(longest, time.monotonic() - start)
