@@ -261,7 +261,7 @@ def template_of(root: Path, *words: str) -> dict[str, object]:
 
 def test_without_class_list_a_template_is_offered(tmp_path: Path) -> None:
     add(tmp_path / "8", "a")
-    template = template_of(tmp_path / "8", "the masks hold the values 0, 1, 2, 255")
+    template = template_of(tmp_path / "8", "the masks contain the values 0, 1, 2, 255")
     assert template == {"classes": ["background", "class 1", "class 2"], "ignore": 255}
     add(tmp_path / "binary", "a", mask=[[0, 255]])
     assert template_of(tmp_path / "binary", "0, 255") == {"values": {"0": "background", "255": "class 1"}}
@@ -274,7 +274,7 @@ def test_without_class_list_a_template_is_offered(tmp_path: Path) -> None:
     assert template_of(tmp_path / "wide", "0, 300, 600") == {"values": expected}
     assert Folder(tmp_path / "wide").mask("a").tolist() == [[0, 1, 2]]
     add(tmp_path / "rgb", "a", mask=[[[0, 0, 0], [255, 128, 0]]])
-    template = template_of(tmp_path / "rgb", "the masks hold the colours #000000, #ff8000")
+    template = template_of(tmp_path / "rgb", "the masks contain the colours #000000, #ff8000")
     assert template == {"values": {"#000000": "background", "#ff8000": "class 1"}}
     save(tmp_path / "16/masks/a.png", [[0, 1, 65535]], np.uint16)
     save(tmp_path / "16/images/a.png", [[0, 1, 2]])

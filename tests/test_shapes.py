@@ -16,7 +16,8 @@ from scipy import ndimage
 from torch import nn
 from torch.nn import functional as F
 
-from sdrseg.data.shapes import KINDS, SILHOUETTES, TEXTURES, Shapes
+from sdrseg.data.shapes import Shapes
+from sdrseg.data.shapes_appearance import KINDS, SILHOUETTES, TEXTURES
 from sdrseg.errors import DataError, UsageError
 from sdrseg.labels import VOID
 

@@ -48,12 +48,12 @@ def replace_in_deeplab(decoder: Any, pooled: type[nn.Sequential], upsample: Call
 
 
 def batch_norms(module: nn.Module) -> Iterator[_BatchNorm]:
-    """All batch norms, of whatever kind (plain, synchronised, with an activation inside)."""
+    """All batch norms of any kind (plain, synchronised, with an activation inside)."""
     return (m for m in module.modules() if isinstance(m, _BatchNorm))
 
 
 def nonnegative(made_by: Any) -> bool:
-    """Whether a tensor is ≥ 0 whatever the input, seen from the autograd node that made it.
+    """Whether a tensor is ≥ 0 for any input, according to the autograd node that made it.
 
     Only what ends in ReLU, ReLU6 or sigmoid and then is at most pooled, joined, reshaped, added or multiplied counts;
     anything unknown does not.

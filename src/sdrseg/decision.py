@@ -1,7 +1,7 @@
 """How logits become a class and probabilities. A step's meta.json names its decision, so no method is needed later.
 
 softmax      classes exclude each other: softmax over all channels
-sigmoid      one yes or no for each class; background where no class says yes, whatever channel 0 holds
+sigmoid      a binary decision per class; background where all are negative, regardless of channel 0
 sigmoid_all  one yes or no for each channel, background included (LwF-MC)
 """
 

@@ -76,7 +76,7 @@ def _outcome(summary: Mapping[str, Any]) -> Outcome:
 
 
 def verdict(outcomes: Mapping[str, Outcome]) -> str:
-    """One sentence that summarises the numbers, whatever they are."""
+    """One sentence that summarises any numbers."""
     ft, sdr, mib = outcomes["ft"], outcomes["sdr"], outcomes["mib"]
     if ft.lost > ft.before / 2:
         start = "Fine-tuning forgets"

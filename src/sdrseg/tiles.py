@@ -1,4 +1,4 @@
-"""Images of any size through a network that sees tiles: where the tiles lie, and how their answers become one.
+"""Splits images of any size into tiles for a network, and merges its outputs.
 
 Tiles lie on a grid, so everything is decided along each axis by itself. Their starts are multiples of the network's
 stride, so that each tile's cells are cells of the whole image too. Where two tiles overlap, each counts nothing in the

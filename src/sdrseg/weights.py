@@ -58,7 +58,7 @@ def _by_name(network: Network, net: Net) -> str:
     try:
         encoder = smp.encoders.get_encoder(net.encoder, depth=5, weights=True if timm else "imagenet")
         expects = smp.encoders.get_preprocessing_params(net.encoder)
-    except Exception as error:  # whatever a download can end in
+    except Exception as error:  # downloads fail in many ways
         raise SdrsegError(
             f"net.weights=imagenet: the weights of {net.encoder} cannot be had "
             f"({type(error).__name__}: {first_line(error)}). {INSTEAD}"

@@ -21,15 +21,15 @@ LARGEST = 16
 BATCHES = 8
 """The minimum number of batches in an epoch of the smallest step, if a smaller batch can give it."""
 CPU_PIXELS = 8 * 256**2
-"""In a batch on a CPU, where larger batches are hardly faster: a fixed number, so every machine chooses the same."""
+"""The largest batch on a CPU, where larger ones are hardly faster: fixed, so that every machine chooses the same."""
 MEMORY = 0.4
 """Share of a GPU's free memory for the networks; the rest is for losses and decoded images (at most half of it)."""
 
 
 def choose_batch_size(job: Job) -> list[str]:
-    """Put a number into the configuration of a job; returns what to say about it.
+    """Set the batch size in the configuration of a job; returns notes.
 
-    A run that exists keeps its number. All processes get the same.
+    An existing run keeps its batch size. All processes get the same.
     """
     saved = _saved(job)
     if saved is not None:

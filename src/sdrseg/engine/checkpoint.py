@@ -70,7 +70,7 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Each tensor gets the memory layout of its parameter: a fused optimiser goes through both as they lie."""
+    """Give each tensor the memory layout of its parameter, which fused optimisers require."""
     whole = optimiser.state_dict()
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}

@@ -100,7 +100,7 @@ def score(
     """The scores of a network on the images of a step; `transform`: another than eval.transform. `ids`: some of them.
 
     Where masks tell about some classes only (`Source.labelled`), background counts only where one of these is
-    predicted: elsewhere nobody knows whether the prediction is right.
+    predicted: elsewhere it is unknown whether the prediction is correct.
     """
     config = job.config
     if transform is not None:

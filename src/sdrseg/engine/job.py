@@ -85,7 +85,7 @@ class Job:
         return self.scenario.spec.protocol or "sequential"
 
     def iterations_alike(self, step: Step) -> int:
-        """Iterations of a step and of those after it that compute alike: step 0 trains batch norm, and stands alone."""
+        """Iterations of a step and of later ones with the same computation. Step 0 differs: it trains batch norm."""
         left = self.scenario.steps[step.number :] if step.number > 0 else [step]
         return sum(len(train_order(s.train_ids, self.config.of_step(s.number), self.share)) for s in left)
 

@@ -12,7 +12,7 @@ from sdrseg.network import Network, build_network
 
 
 def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:
-    """The folder of a step, and that of its run (None where a step's folder lies alone)."""
+    """The folder of a step, and that of its run (None for the folder of a step without its run)."""
     if not path.exists():
         raise SdrsegError(f"{path}: no such run, step or .onnx file.")
     if (path / "config.json").exists():

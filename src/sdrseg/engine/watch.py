@@ -66,7 +66,7 @@ class Log:
         self._lines.seek(size)
 
     def cut_step(self, step: int) -> None:
-        """Forget a step that begins anew (and a last line that a kill left unfinished)."""
+        """Remove the lines of a step that starts again (and an incomplete last line of a killed run)."""
         place, of_a_step = 0, (b'{"event": "train"', b'{"event": "validate"')
         for line in self.file.read_bytes().splitlines(keepends=True):
             if not line.endswith(b"\n") or (line.startswith(of_a_step) and json.loads(line)["step"] >= step):

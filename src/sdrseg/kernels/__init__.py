@@ -85,6 +85,6 @@ def _succeeds(name: str, device: torch.device, attempt: Callable[[torch.device],
         return True
     except ImportError:
         return False
-    except Exception as error:  # of whatever kind
+    except Exception as error:  # of any kind
         warnings.warn(f"{KERNELS[name]} run without our kernel, which is slower: {first_line(error)}", stacklevel=3)
         return False

@@ -30,7 +30,7 @@ def loss_sums(
     if not _fits(logits, hidden, teacher):
         return plain()
     labels = labels.contiguous()
-    keep = labels if keep is None else keep.contiguous()  # nobody looks at it without a teacher
+    keep = labels if keep is None else keep.contiguous()  # not read without a teacher
     return cast(Tensor, pixel_losses(logits, labels, hidden, teacher, keep))
 
 

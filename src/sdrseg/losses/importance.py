@@ -24,7 +24,7 @@ def fisher_update(fisher: Tensor, gradient: Tensor) -> Tensor:
 
 
 def path_update(path: Tensor, gradient: Tensor, before: Tensor, now: Tensor) -> Tensor:
-    """PI: δ ← δ + g (θ_before − θ_now), how much of the loss a parameter's way has saved."""
+    """PI: δ ← δ + g (θ_before − θ_now), the loss reduction along a parameter's path."""
     return path + gradient * (before - now)
 
 

@@ -66,7 +66,7 @@ def _added_by_products(
 
 
 def _added_one_by_one(features: Tensor, squares: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Each position added to its class: on a CPU the faster way, whatever the number of classes."""
+    """Add each position to its class: faster on a CPU for any number of classes."""
     x = rows_of(features)
     images, _, channels = x.shape
     room = classes + 1  # the last takes void

@@ -17,6 +17,6 @@ def confident_labels(labels: Tensor, probabilities: Tensor, threshold: float) ->
 
 
 def split_labels(labels: Tensor, n_old: int) -> tuple[Tensor, Tensor]:
-    """Labels without those of old classes, and these alone; void stands in their place."""
+    """Labels without those of old classes, and only those of old classes; the rest is void."""
     old = (labels > 0) & (labels < n_old)
     return torch.where(old, VOID, labels), torch.where(old, labels, VOID)

@@ -177,7 +177,7 @@ class EWC(ImportanceMethod):
 
 class PI(ImportanceMethod):
     name = "pi"
-    summary = "Path Integral (synaptic intelligence): importance is the loss saved along the parameter's way"
+    summary = "Path Integral (synaptic intelligence): importance is the loss reduction along the parameter's path"
     own_terms = (penalty_term("Σ_θ Ω̃_θ (θ − θ_old)²"),)
     replayable = Method.replayable
     switches = strength(mib=500)
@@ -205,7 +205,7 @@ class PI(ImportanceMethod):
 
 class RW(EWC):
     name = "rw"
-    summary = "Riemannian Walk: squared gradients, and the loss saved along the way relative to them"
+    summary = "Riemannian Walk: squared gradients, and the loss reduction along the path relative to them"
     own_terms = (penalty_term("Σ_θ (F̃_θ + s̃_θ)(θ − θ_old)²"),)
     replayable = Method.replayable
     switches = strength(mib=100)

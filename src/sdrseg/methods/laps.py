@@ -197,7 +197,7 @@ class LAPS(Method):
         return parts
 
     def _prepare(self) -> None:
-        """Points to replay, and how much each weighs: as many pixels of this step as it stands for."""
+        """Points to replay with their weights: the number of pixels of this step that each represents."""
         wanted = self.own.replay > 0 or self.own.versus > 0
         self.replays = [Replay(part, EACH[name]) for name, part in self._remembered().items() if wanted]
         for part in self.replays:

@@ -1,6 +1,6 @@
 """SDR's four terms on the encoder's features, and the running prototypes they need.
 
-Prototypes are accumulated whatever the method, as image and as pixel means, so that any method can go on from any base.
+Prototypes are accumulated for every method, as image and as pixel means, so that any method can start from any base.
 Order within an iteration: prototypes take in the batch, then the terms look at them.
 """
 

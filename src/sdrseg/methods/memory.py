@@ -2,7 +2,7 @@
 
 A `Sample` draws feature vectors of every class uniformly from a pass over the data. `fit` makes of them a mean, a
 low-rank covariance and a diagonal for each class and for clusters of background, or keeps vectors as they are. `Replay`
-turns either into points, drawn anew for every iteration.
+turns either into points, drawn again in every iteration.
 """
 
 from __future__ import annotations
@@ -76,14 +76,15 @@ class Gaussians(NamedTuple):
     """A mixture of normal distributions: x = mean + factor · e_1 + √variance · e_2, clipped at 0 when drawn."""
 
     owner: Tensor  # (M,) channel
-    points: Tensor  # (M,) how many it stands for
+    points: Tensor  # (M,) the number of points each represents
     mean: Tensor  # (M, D)
     factor: Tensor  # (M, D, rank)
     variance: Tensor  # (M, D)
 
 
 def gaussians(vectors: Tensor, owner: int, count: float, rank: int, clusters: int = 1) -> Gaussians:
-    """Of the vectors (N, D) of one class, which stand for `count` points. In float64 on the CPU: the same anywhere."""
+    """The components of the vectors (N, D) of one class, which represent `count` points. Computed in float64 on the
+    CPU, so that every machine gives the same."""
     x = vectors.cpu().double()
     made = []
     group = _cluster(x, min(clusters, len(x)))
@@ -121,7 +122,7 @@ class Vectors(NamedTuple):
     """Feature vectors as they are."""
 
     owner: Tensor  # (M,) channel
-    points: Tensor  # (M,) how many each stands for
+    points: Tensor  # (M,) the number of points each represents
     mean: Tensor  # (M, D)
 
 
@@ -161,7 +162,7 @@ class Replay:
 
 
 def fit(vectors: Tensor, owner: int, count: float, form: Form, rank: int, clusters: int) -> Memory:
-    """What is remembered of the vectors (N, D) of one class, which stand for `count` points."""
+    """The memory of the vectors (N, D) of one class, which represent `count` points."""
     if form == "features":
         kept = vectors[: KEPT if owner > 0 else BACKGROUND]
         each = torch.full((len(kept),), count / len(kept), device=kept.device)

@@ -1,4 +1,4 @@
-"""The three presets: what they set for every method. What they change in one method stands with that method.
+"""The three presets: what they set for every method. Changes for a single method are declared in that method.
 
 default   the paper's equations, the official code's bugs fixed, scales such that the published λ keep their meaning
 paper     the equations exactly as printed, for study

@@ -1,4 +1,4 @@
-"""Test images, their truth, and what several runs predict, side by side."""
+"""Test images with ground truth and the predictions of several runs, side by side."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from sdrseg.study.figures import PAGE, figure, save
 
 GAP, APART = 0.035, 0.1  # inches: between pictures, between images
 LINE = 0.14  # inches, of text
-LARGEST = 2.0  # an image and its truth are at most so many times as wide as a prediction
+LARGEST = 2.0  # the largest ratio of the widths of an image and a prediction
 
 Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One test image: the photo, its truth, and rows of predictions (channels)."""
+    """One test image: the photo, its ground truth, and rows of predictions (channels)."""
 
     photo: Pixels
     truth: Pixels
@@ -46,8 +46,8 @@ class Block:
 def draw_qualitative(
     runs: Sequence[RunRecord], images: Sequence[TestImage], every_step: bool, out: Path, dpi: int
 ) -> list[Path]:
-    """One row an image with the runs as columns; or, with every step, for each image the runs as rows and the steps
-    as columns."""
+    """One row per image with the runs as columns; with `every_step`, for each image one row per run and one column per
+    step."""
     last = runs[0].last
     steps = range(last + 1) if every_step else range(last, last + 1)
     seen = {(n, s.step, s.image.id): s.predicted for n, run in enumerate(runs) for s in look(run, images, steps)}
@@ -68,13 +68,13 @@ def draw_qualitative(
 
 
 def step_heads(run: RunRecord) -> list[str]:
-    """For each step its number and the class it brings, or how many."""
+    """For each step, its number and its new class, or the number of new classes."""
     heads, known = [], 1  # the background
     for number, step in enumerate(run.scenario["steps"]):
         new = run.all_names[known : len(step["channels"])]
         known = len(step["channels"])
         brings = f"{len(new)} classes" if len(new) != 1 else new[0]
-        more = "+\u00a0" if number else ""  # a space at which no line ends
+        more = "+\u00a0" if number else ""  # a no-break space
         heads.append(f"step {number}\n{more}{brings}")
     return heads
 
@@ -89,11 +89,11 @@ def _draw(
     dpi: int,
 ) -> list[Path]:
     rows, columns = len(names), len(heads)
-    beside = rows == 1  # the truth is beside the photo, else below it
+    beside = rows == 1  # the ground truth is next to the photo, otherwise below it
     scale = 1.0 if beside else min(LARGEST, rows / 2)
     lead = 2 * scale if beside else scale  # width of photo and truth, in predictions
     margin = 0.0
-    for _ in range(2):  # the names' room and the height of a row depend on each other
+    for _ in range(2):  # the width of the names and the height of a row depend on each other
         width = (PAGE - margin - GAP * (columns + (1 if beside else 0))) / (lead + columns)
         broken = [_broken(name, width * min(b.aspect for b in blocks)) for name in names]
         margin = _high(broken) + GAP if any(names) else 0.0

@@ -1,4 +1,4 @@
-"""A dataset.toml for masks that come without a class list, made from what they hold."""
+"""Proposes a dataset.toml for masks without a class list, from the values they contain."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sdrseg.errors import DataError
 from sdrseg.labels import VOID
 
 MASKS = 200
-"""So many masks are read, from all over the list."""
+"""The number of masks that are read, evenly spaced in the list."""
 
 
 def ask_for_classes(file: Path, masks: Sequence[Path]) -> str:
-    """The message for a folder without class list: what to save as dataset.toml."""
+    """The message for a folder without a class list: what to save as dataset.toml."""
     values: set[int] = set()
     colours: set[int] = set()
     chosen = sorted({round(place) for place in np.linspace(0, len(masks) - 1, MASKS)}) if masks else []
@@ -37,13 +37,13 @@ def ask_for_classes(file: Path, masks: Sequence[Path]) -> str:
         held, lines = f"values {_some(known)}", _for_values(known)
     read = "" if len(masks) <= MASKS else f" (in {len(chosen)} of {len(masks)} masks)"
     return (
-        f"{file.parent}: no class list; the masks hold the {held}{read}. Save this as {file}, with your names "
+        f"{file.parent}: no class list; the masks contain the {held}{read}. Save this as {file}, with your names "
         f'(background = "none" if no class is the background):\n\n{lines}\n'
     )
 
 
 def _for_values(values: list[int]) -> str:
-    """A list of classes where the values count them up, a table of values where they do not."""
+    """A list of classes if the values are consecutive, otherwise a table of values."""
     classes = [value for value in values if value != VOID]
     most = max(classes, default=0)
     if most < MAX_CLASSES and 2 * len(classes) > most and values != [0, VOID]:
@@ -55,7 +55,7 @@ def _for_values(values: list[int]) -> str:
 
 
 def _table(keys: list[str]) -> str:
-    """One line for each value or colour; all ones, beside other values, is usually what nobody has labelled."""
+    """One line per value or colour; the largest value, next to others, usually means unlabelled."""
     names = ["background", *(f"class {number}" for number in range(1, len(keys) + 1))]
     if len(keys) > 2 and keys[-1] in (str(VOID), "65535"):
         names[len(keys) - 1] = "ignore"
