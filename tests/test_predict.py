@@ -423,7 +423,7 @@ def test_models_that_are_none(sdrseg, trained):
         (["run/steps/7"], "this step is not finished"),
         (["run/steps/1", "--step", 0], "is one step already"),
         (["weights.pt"], "not a model"),
-        (["text.onnx"], "not an ONNX file"),
+        (["text.onnx"], "not a usable ONNX file"),
         (["run", "--step", 1, "--device", "tpu"], "device tpu: cannot be used"),
     ):
         code, out, err = sdrseg("predict", *words, "a.png", "--out", "o")
