@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sdrseg.config import Config, config_from, load_config, parse_settings
+from sdrseg.config import Config, config_from, load_config, parse_settings, saved_config
 from sdrseg.errors import UsageError
 from sdrseg.scenario import find_source
 
@@ -216,3 +216,42 @@ def test_statistics_of_a_random_start_move_faster():
         ).net.bn_momentum_encoder
         == 0.02
     )
+
+
+# --- values for one step ----------------------------------------------------------------------------------------------
+
+
+def test_a_value_for_one_step_replaces_those_of_the_others(tmp_path: Path):
+    file = tmp_path / "own.toml"
+    file.write_text("[kd]\nweight = 1\n[step.2.kd]\nweight = 2\n[step.3]\noptim.lr = 3e-3\n")
+    config = load_config("voc", file, parse_settings(["step.2.kd.weight=5", "optim.lr_later=0.1"]))
+    assert [config.of_step(n).kd.weight for n in range(4)] == [1, 1, 5, 1]
+    assert [config.of_step(n).optim.lr for n in range(4)] == [1e-3, 0.1, 0.1, 3e-3]
+    assert config_from(config.to_dict(), "saved") == saved_config(config.to_dict(), "saved") == config
+    assert "step" not in Config().to_dict()
+    plain = load_config("voc", None, {"kd.weight": 1.0, "optim.lr_later": 0.1})
+    assert config.without("later") == plain.without("later")  # the model of step 0 does not depend on it
+    assert config.differences(plain) == ["step.2.kd.weight: 5.0, None", "step.3.optim.lr: 0.003, None"]
+    assert plain.differences(config) == ["step.2.kd.weight: None, 5.0", "step.3.optim.lr: None, 0.003"]
+    config.require_steps(4)
+    with pytest.raises(UsageError, match=r"step\.3\.optim\.lr: the scenario has the steps 0 to 2"):
+        config.require_steps(3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step.0.kd.weight=1", "a step from 1"),
+        ("step.x.kd.weight=1", "a step from 1"),
+        ("step.2=1", "a step from 1"),
+        ("step.2.kd.wait=1", "did you mean 'kd.weight'"),
+        ("step.2.net.encoder=resnet50", "not a setting of single steps"),
+        ("step.2.optim.lr_later=1", "not a setting of single steps"),
+        ("step.2.kd.weight=-1", "at least 0"),
+        ("step.2.kd.weight=[1]", "not a number"),
+        ("step=1", "is not a setting"),
+    ],
+)
+def test_a_value_for_one_step_that_cannot_be_is_refused(text, message):
+    with pytest.raises(UsageError, match=message):
+        load_config("voc", None, parse_settings([text]))

@@ -14,17 +14,18 @@ from sdrseg.data.index import class_index
 from sdrseg.data.sealed import Sealed
 from sdrseg.data.shapes import Shapes
 from sdrseg.errors import DataError, SdrsegError, UsageError
+from sdrseg.files import write_json
 from sdrseg.scenario import build_scenario, parse_spec
-from sdrseg.study import tune as tune_module
+from sdrseg.study.decay import Decay, stability_decay
 from sdrseg.study.ranges import Range, default_ranges, parse_range, stability_of
-from sdrseg.study.tune import Search, search_ranges, stability_decay
+from sdrseg.study.tune import Search, search_ranges
 
 SPEC = "shapes:8-2@disjoint"
 QUICK = parse_settings([*TINY, "shapes.train=150"])
 
 
-def tuned(tmp_path, method="mib", **more) -> Search:
-    return Search(SPEC, method, tmp_path / "tune", settings=QUICK, bases=tmp_path / "bases", display=Quiet, **more)
+def tuned(tmp_path, method="mib", spec=SPEC, **more) -> Search:
+    return Search(spec, method, tmp_path / "tune", settings=QUICK, bases=tmp_path / "bases", display=Quiet, **more)
 
 
 def seal(monkeypatch) -> None:
@@ -80,29 +81,60 @@ def test_own_hold_outs_have_the_labels_of_their_step_only():
     assert set(everything[0].test_ids) < set(everything[1].test_ids)
 
 
-def test_the_weight_is_halved_until_new_classes_are_learned(tmp_path, monkeypatch):
-    """With scores made up: FT is best at the third rate with 50, MiB reaches 80 % of that at twice its weight."""
+def made_up(monkeypatch, reference) -> list[tuple[str, str, dict]]:
+    """Scores without training: FT's by rate, as `reference` says for each step; MiB's 60 less ten times its weight."""
     asked = []
 
-    def made_up(self, stage, folder, method, values):
-        asked.append((stage, method, dict(values)))
-        score = {0.002: 10.0, 0.006: 30.0, 0.02: 50.0, 0.06: 40.0, 0.2: 0.0}[values["optim.lr_later"]]
-        if method == "mib":
-            score = 60 - 10 * values["kd.weight"]
-        self.trials.append(tune_module.Trial(stage, dict(values), score))
-        return score
+    def score(self, step, folder, method, values):
+        (self.search.out / "trials" / folder).mkdir(parents=True, exist_ok=True)
+        if step == 0:
+            write_json(self.search.out / "trials" / folder / "scenario.json", {"steps": [{}] * (1 + len(reference))})
+            return 0.0
+        (self.search.out / "trials" / folder / "steps").mkdir(exist_ok=True)
+        asked.append((folder, method, self.before.name, dict(values)))
+        rate = values[f"step.{step}.optim.lr"]
+        return reference[step - 1][rate] if method == "ft" else 60 - 10 * values[f"step.{step}.kd.weight"]
 
-    monkeypatch.setattr(Search, "first_new", made_up)
+    monkeypatch.setattr(Decay, "up_to", score)
+    return asked
+
+
+REFERENCE = [{0.002: 10.0, 0.02: 50.0, 0.2: 40.0}, {0.002: 60.0, 0.02: 30.0, 0.2: 60.0}]
+
+
+def test_rate_and_weight_are_chosen_step_by_step(tmp_path, monkeypatch):
+    """Step 1: FT is best at 0.02 with 50, and 40 is enough. Step 2: 60 at two rates, of which the smaller, and 48."""
+    asked = made_up(monkeypatch, REFERENCE)
     search = tuned(tmp_path)
     weight = search.config().kd.weight
-    rates = [0.002, 0.006, 0.02, 0.06, 0.2]
-    result = stability_decay(search, rates)
-    assert [stage for stage, _, _ in asked].count("learning rate") == 5
-    weights = [values["kd.weight"] for stage, _, values in asked if stage == "stability"]
-    assert weights[0] == 8 * weight and all(a == 2 * b for a, b in pairwise(weights))
-    assert 60 - 10 * weights[-1] >= 40 and all(60 - 10 * w < 40 for w in weights[:-1])
-    assert result["chosen"] == {"optim.lr_later": 0.02, "kd.weight": weights[-1]}
-    assert json.loads((tmp_path / "tune/tune.json").read_text()) == result
+    result = stability_decay(search, rates=list(REFERENCE[0]))
+    first, second = ([v[f"step.{n}.kd.weight"] for f, m, _, v in asked if f.startswith(f"step{n}-w")] for n in (1, 2))
+    for weights, enough in ((first, 40), (second, 48)):
+        assert weights[0] == 8 * weight and all(a == 2 * b for a, b in pairwise(weights))
+        assert 60 - 10 * weights[-1] >= enough and all(60 - 10 * w < enough for w in weights[:-1])
+    assert result["chosen"] == {
+        "step.1.optim.lr": 0.02, "step.1.kd.weight": first[-1],
+        "step.2.optim.lr": 0.002, "step.2.kd.weight": second[-1],
+    }  # fmt: skip
+    begun = {folder[:5]: before for folder, _, before, _ in asked}
+    assert begun == {"step1": "step0", "step2": f"step1-weight-{first[-1] / weight:g}"}  # from the model before
+    for _, method, _, values in asked:
+        if "step.2.optim.lr" in values and method == "mib":
+            assert values["step.1.kd.weight"] == first[-1]
+        assert method == "mib" or not any("kd." in key for key in values)
+    assert result["finished"] and json.loads((tmp_path / "tune/tune.json").read_text()) == result
+
+
+def test_a_budget_ends_the_default_strategy_and_more_resumes_it(tmp_path, monkeypatch):
+    made_up(monkeypatch, REFERENCE)
+    whole = stability_decay(tuned(tmp_path), rates=list(REFERENCE[0]))
+    steps = sum(trial["stage"].startswith("step 1") for trial in whole["trials"])
+    part = stability_decay(tuned(tmp_path), trials=steps + 1, rates=list(REFERENCE[0]))
+    assert not part["finished"] and "budget" in part["strategy"] and len(part["trials"]) == steps + 1
+    assert part["chosen"] == {k: v for k, v in whole["chosen"].items() if k.startswith("step.1.")}
+    assert stability_decay(tuned(tmp_path), rates=list(REFERENCE[0])) == whole
+    none = stability_decay(tuned(tmp_path), minutes=0, rates=list(REFERENCE[0]))
+    assert not none["finished"] and none["chosen"] == {} and none["trials"] == []
 
 
 def test_the_stability_weights_are_those_of_the_method(tmp_path):
@@ -116,22 +148,36 @@ def test_the_stability_weights_are_those_of_the_method(tmp_path):
 
 def test_a_trial_that_diverges_has_learned_nothing(tmp_path):
     search = tuned(tmp_path)
-    assert search.first_new("stability", "one", "mib", {"optim.lr_later": 1e30}) == 0
     result = search_ranges(search, [Range("optim.lr_later", 1e29, 1e30)], trials=1, minutes=None)
     assert result["trials"] == [{"stage": "search", "values": result["chosen"], "score": 0.0}]
 
 
-def test_the_default_strategy_stops_after_the_first_new_step_and_resumes(tmp_path, monkeypatch):
+def test_the_default_strategy_on_data(tmp_path, monkeypatch):
+    """A rate that diverges is not chosen; every step continues from the chosen model; a resumed search is the same."""
     seal(monkeypatch)
-    search = tuned(tmp_path)
-    score = search.first_new("stability", "one", "mib", {"kd.weight": 1.0})
-    assert sorted(p.name for p in tmp_path.glob("tune/trials/one/steps/*")) == ["0", "1"]
-    assert not (tmp_path / "tune/trials/one/summary.json").exists()
-    before = (tmp_path / "tune/trials/one/steps/1/meta.json").stat().st_mtime_ns
-    assert search.first_new("stability", "one", "mib", {"kd.weight": 1.0}) == score
-    assert (tmp_path / "tune/trials/one/steps/1/meta.json").stat().st_mtime_ns == before
+    monkeypatch.setattr("sdrseg.study.decay.HALVINGS", 1)
+    result = stability_decay(tuned(tmp_path, "laps", spec="shapes:8-1@disjoint"), rates=[0.02, 1e30])
+    assert result["finished"] and [t["score"] for t in result["trials"] if t["values"] == {"optim.lr": 1e30}] == [0, 0]
+    assert result["chosen"]["step.1.optim.lr"] == result["chosen"]["step.2.optim.lr"] == 0.02
+    trials = tmp_path / "tune/trials"
+    model = "model.safetensors"
+    last = trials / "step2-weight-8"
+    assert (last / "steps/1" / model).read_bytes() == (trials / "step1-weight-8/steps/1" / model).read_bytes()
+    assert not list(trials.glob(f"step*-lr-*/steps/*/{model}")) and (trials / "step0/steps/0" / model).exists()
+    monkeypatch.setattr(Decay, "up_to", lambda self, step, *_: 0.0 if step == 0 else pytest.fail("trained again"))
+    again = stability_decay(tuned(tmp_path, "laps", spec="shapes:8-1@disjoint"), rates=[0.02, 1e30])
+    assert again == result
+    values = json.loads((last / "config.json").read_text())["config"]["step"]
+    assert {f"step.{key}": value for key, value in values.items()} == result["chosen"]
+
+
+def test_a_scenario_without_new_classes_cannot_be_tuned(tmp_path):
+    search = tuned(tmp_path, "ft", spec="shapes:offline")
     with pytest.raises(UsageError, match="one step"):
-        Search("shapes:offline", "ft", tmp_path / "t", settings=QUICK, display=Quiet).first_new("x", "x", "ft", {})
+        stability_decay(search)
+    with pytest.raises(UsageError, match="one step"):
+        search_ranges(search, [Range("optim.lr_later", 1e-3, 1e-2)], trials=1, minutes=None)
+    assert not search.out.exists()  # nothing was trained for it
 
 
 def test_the_command_says_oracle_where_it_is_one_and_goes_on(tmp_path, sdrseg):

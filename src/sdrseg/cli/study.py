@@ -197,8 +197,8 @@ def tune(
         list[str] | None, typer.Option(metavar="KEY=LOW:HIGH[:log]", help="Search this setting with Optuna.")
     ] = None,
     search: Annotated[bool, typer.Option("--search", help="Search the published ranges with Optuna.")] = False,
-    trials: Annotated[int | None, typer.Option(min=1, help="Total number of trials of a search.")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="Time limit of a search.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Stop after this number of trials in all.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="Stop after this time.")] = None,
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Score held-out images of all steps with all labels; results say so.")
     ] = False,
@@ -209,8 +209,8 @@ def tune(
 ) -> None:
     """Choose settings on held-out training images; the test images are not read.
 
-    Without ranges: the learning rate by fine-tuning on the first new step, then the largest stability weight, halved
-    until the new classes are learned nearly as well as by fine-tuning (De Lange et al.).
+    Without ranges, for each new step in turn: the learning rate by fine-tuning, then the largest stability weight,
+    halved until the new classes are learned nearly as well as by fine-tuning (De Lange et al.).
     """
     from sdrseg.config import read_settings
     from sdrseg.study.tune import Search

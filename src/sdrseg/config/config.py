@@ -10,8 +10,11 @@ from typing import Any
 from sdrseg.config.engine import Optim, Run
 from sdrseg.config.net import Net
 from sdrseg.config.sections import Data, Eval, Shapes, Train
-from sdrseg.config.setting import Affects, Setting
+from sdrseg.config.setting import Affects, Setting, setting
 from sdrseg.config.switches import Ce, Cl, Enc, Importance, Kd, Latent, Pm, Proto, Pseudo, Sp
+from sdrseg.errors import UsageError
+
+OF_STEP: Any = setting(None, "a value for one step", affects="later")
 
 
 @dataclass(frozen=True)
@@ -37,34 +40,51 @@ class Config:
     importance: Importance = field(default_factory=Importance)
     own: Mapping[str, Any] = field(default_factory=dict)
     """Sections declared by a custom method, by name; see `sdrseg.config.setting.section`."""
+    step: Mapping[str, Any] = field(default_factory=dict)
+    """Values for one step, by "NUMBER.section.key"."""
 
     def sections(self) -> dict[str, Any]:
         """All sections by name, including those of a custom method."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "own"} | dict(self.own)
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("own", "step")} | dict(self.own)
 
     def settings(self) -> Iterator[Setting]:
-        """All settings, section by section."""
+        """All settings, section by section, and then the values for single steps."""
         for name, section in self.sections().items():
             for declared in fields(section):
                 yield Setting(f"{name}.{declared.name}", declared, getattr(section, declared.name))
+        for key, value in self.step.items():
+            yield Setting(f"step.{key}", OF_STEP, value)
 
     def changed(self, values: Mapping[str, Any]) -> Config:
-        """A copy with some values replaced, given by "section.key"."""
-        sections = self.sections()
+        """A copy with some values replaced, given by "section.key"; None removes a value for one step."""
+        sections, of_steps = self.sections(), dict(self.step)
         for key, value in values.items():
             section, _, name = key.partition(".")
-            sections[section] = replace(sections[section], **{name: value})
+            if section == "step":
+                of_steps[name] = value
+            else:
+                sections[section] = replace(sections[section], **{name: value})
         own = {name: sections.pop(name) for name in self.own}
-        return Config(**sections, own=own)
+        return Config(**sections, own=own, step={key: value for key, value in of_steps.items() if value is not None})
 
     def of_step(self, number: int) -> Config:
-        """The configuration of a step: in later steps, X_later replaces X."""
-        later = [s for s in self.settings() if s.affects == "later"] if number > 0 else []
-        return self.changed({s.key.removesuffix("_later"): s.value for s in later if s.value != s.same})
+        """The configuration of a step: in later steps, X_later replaces X, and a value for this step replaces both."""
+        later = [s for s in self.settings() if s.affects == "later" and s.declared is not OF_STEP]
+        values = {s.key.removesuffix("_later"): s.value for s in later if number > 0 and s.value != s.same}
+        for key, value in self.step.items():
+            step, _, name = key.partition(".")
+            if int(step) == number:
+                values[name] = value
+        return self.changed(values)
 
     def without(self, *kinds: Affects) -> Config:
         """A copy in which all settings that affect `kinds` have their defaults."""
         return self.changed({s.key: s.declared.default for s in self.settings() if s.affects in kinds})
+
+    def require_steps(self, count: int) -> None:
+        """Raise if there is a value for a step that a scenario with this many steps does not have."""
+        if beyond := [key for key in self.step if int(key.partition(".")[0]) >= count]:
+            raise UsageError(f"step.{beyond[0]}: the scenario has the steps 0 to {count - 1}.")
 
     def scenario_policy(self) -> dict[str, Any]:
         """The keyword arguments of `build_scenario`."""
@@ -78,14 +98,12 @@ class Config:
 
     def differences(self, other: Config) -> list[str]:
         """Differences that change results, as "section.key: own value, other value"."""
-        theirs = {s.key: s.value for s in other.settings()}
-        return [
-            f"{s.key}: {s.value!r}, {theirs.get(s.key)!r}"
-            for s in self.settings()
-            if s.affects != "nothing" and s.value != theirs.get(s.key)
-        ]
+        mine, theirs = ({s.key: s.value for s in c.settings() if s.affects != "nothing"} for c in (self, other))
+        keys = [*mine, *(f"step.{key}" for key in other.step if f"step.{key}" not in mine)]
+        return [f"{k}: {mine.get(k)!r}, {theirs.get(k)!r}" for k in keys if mine.get(k) != theirs.get(k)]
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON; `config_from` reads them back."""
-        plain: dict[str, Any] = json.loads(json.dumps({name: asdict(s) for name, s in self.sections().items()}))
+        values = {name: asdict(s) for name, s in self.sections().items()}
+        plain: dict[str, Any] = json.loads(json.dumps(values | ({"step": dict(self.step)} if self.step else {})))
         return plain

@@ -4,9 +4,10 @@ the TOML file, then the command line."""
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -53,7 +54,11 @@ def config_from(values: Mapping[str, Any], origin: str, own: Sections | None = N
     kinds = _BUILT_IN | dict(own or {})
     known = [f"{name}.{f.name}" for name, kind in kinds.items() for f in fields(kind)]
     sections = {name: kind() for name, kind in kinds.items()}
+    of_steps: dict[str, Any] = {}
     for name, keys in values.items():
+        if name == "step" and isinstance(keys, Mapping):
+            of_steps = {key: _of_step(key, value, origin, kinds) for key, value in flat(keys)}
+            continue
         if name not in kinds:
             raise UsageError(f"{origin}: unknown section [{name}]{nearest(name, list(kinds))}")
         if not isinstance(keys, Mapping):
@@ -66,19 +71,53 @@ def config_from(values: Mapping[str, Any], origin: str, own: Sections | None = N
             metadata = kinds[name].__dataclass_fields__[key].metadata
             checked[key] = _value(f"{origin}: {name}.{key}", value, hints[key], metadata)
         sections[name] = kinds[name](**checked)
-    return Config(**{name: sections.pop(name) for name in _BUILT_IN}, own=sections)
+    return Config(**{name: sections.pop(name) for name in _BUILT_IN}, own=sections, step=of_steps)
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested tables as pairs of a dotted key and a value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _of_step(key: str, value: Any, origin: str, kinds: Mapping[str, Any]) -> Any:
+    """The value for one step that is given as step.NUMBER.SECTION.KEY."""
+    number, _, name = key.partition(".")
+    section, _, field = name.partition(".")
+    if not (re.fullmatch("[1-9][0-9]{0,3}", number) and section and field):
+        raise UsageError(
+            f"{origin}: step.{key}: write step.NUMBER.SECTION.KEY with a step from 1, such as step.2.kd.weight."
+        )
+    declared = {f.name: f for f in fields(kinds[section])} if section in kinds else {}
+    possible = [
+        f"{name}.{f.name}"
+        for name, kind in kinds.items()
+        for f in fields(kind)
+        if not f.name.endswith("_later") and (name == "optim" or f.metadata["affects"] in ("losses", "teacher"))
+    ]
+    if name not in possible:
+        what = "is not a setting of single steps" if field in declared else "is unknown"
+        raise UsageError(f"{origin}: step.{key}: {name} {what}{nearest(name, possible)}")
+    hint = typing.get_type_hints(kinds[section])[field]
+    return _value(f"{origin}: step.{key}", value, hint, declared[field].metadata)
 
 
 def saved_config(values: Any, origin: str) -> Config:
     """The configuration of a run, read without its method: sections of the method are accepted unchecked."""
     if not isinstance(values, Mapping):
         raise UsageError(f"{origin}: not the configuration of a run.")
-    others = {name: keys for name, keys in values.items() if name not in _BUILT_IN and isinstance(keys, Mapping)}
+    known = {*_BUILT_IN, "step"}
+    others = {name: keys for name, keys in values.items() if name not in known and isinstance(keys, Mapping)}
     own = {name: section(name, {k: setting(v, "") for k, v in keys.items()}) for name, keys in others.items()}
     return config_from(values, origin, own)
 
 
-_BUILT_IN: dict[str, Any] = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "own"}
+_BUILT_IN: dict[str, Any] = {
+    name: kind for name, kind in typing.get_type_hints(Config).items() if name not in ("own", "step")
+}
 
 
 def _nearest_key(section: str, key: str, known: list[str]) -> str:
@@ -156,9 +195,7 @@ def read_settings(file: Path | None, texts: Iterable[str]) -> dict[str, Any]:
     for name, keys in values.items():
         if not isinstance(keys, Mapping):
             raise UsageError(f"{file}: {name} is not in a section; write it below [SECTION].")
-    return {f"{name}.{key}": value for name, keys in values.items() for key, value in keys.items()} | parse_settings(
-        texts
-    )
+    return dict(flat(values)) | parse_settings(texts)
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

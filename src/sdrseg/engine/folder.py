@@ -6,10 +6,12 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -212,6 +214,16 @@ class RunFolder:
         """What the method remembered after a step."""
         return load_part(self.step(number), read_meta(self.step(number)), "memory")
 
+    def take_steps(self, other: RunFolder) -> None:
+        """Take over the finished steps of another run, as links to the same files where the file system has them."""
+        for number in count():
+            if not (other.has_model(number) and other.has_metrics(number)):
+                return
+            if not self.has_model(number):
+                self.step(number).mkdir(parents=True, exist_ok=True)
+                for file in sorted(other.step(number).iterdir(), key=lambda file: file.name == "meta.json"):  # it last
+                    _link(file, self.step(number) / file.name)
+
     # --- the state within a step ------------------------------------------------------------------------------------
 
     def save_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
@@ -252,6 +264,15 @@ class RunFolder:
             (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # it does not exist, or contains other files
             folder.rmdir()
+
+
+def _link(source: Path, copy: Path) -> None:
+    """Files of a finished step are never changed in place, so two runs may share them."""
+    copy.unlink(missing_ok=True)
+    try:
+        os.link(source, copy)
+    except OSError:
+        shutil.copy2(source, copy)
 
 
 def read_meta(step: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from sdrseg.engine.batch_size import choose_batch_size
 from sdrseg.engine.best import require_held_out_scores
 from sdrseg.engine.class_weights import require_class_weights
 from sdrseg.engine.evaluate import offline_iou, require_held_out, score_also, score_step, summarise
+from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.optimiser import learning_rates
 from sdrseg.engine.step import Assembled, assemble, require_variances, train_step
@@ -41,6 +42,7 @@ def train(
     images: ImagePool | None = None,
     stop_at: float | None = None,
     after_step: Callable[[StepScore], None] | None = None,
+    begin_with: Path | None = None,
 ) -> dict[str, Any]:
     """Train every step that is not done yet, score each, and return the summary. The same call again resumes.
 
@@ -48,7 +50,7 @@ def train(
     `offline`: a finished run on all classes at once, to measure intransigence against.
     `images`: a pool of decoded images that several runs of this process share. `stop_at`: the `time.monotonic()` at
     which to save and stop, as Ctrl-C does. `after_step` gets the scores of each step; what it raises ends the run,
-    which the same call resumes.
+    which the same call resumes. `begin_with`: a run whose finished steps this one takes over.
     """
     out = Path(out)
     data, config_file, bases, offline = (None if p is None else Path(p) for p in (data, config_file, bases, offline))
@@ -60,6 +62,7 @@ def train(
     require_trackers(config.run.loggers)
     bound = None if offline is None else offline_iou(offline, scored_on(config))
     job = prepare_job(spec, method_name, config, data, out, bases, display)
+    config.require_steps(len(job.scenario))
     job.images = images or job.images
     job.interruption.stop_at = stop_at
     require_official(config, job.processes.world)
@@ -71,7 +74,7 @@ def train(
         require_held_out(job)
     require_variances(job)
     ready = None
-    if not job.folder.has_model(0) and not job.base_is_stored():
+    if begin_with is None and not job.folder.has_model(0) and not job.base_is_stored():
         if job.processes.rank == 0:
             job.bases.require_writable()
         ready = assemble(job, job.scenario[0], *job.base[:2])  # errors appear before the folder is created
@@ -86,7 +89,12 @@ def train(
     if issubclass(job.method, Offline) and len(job.scenario) > 1:
         warning = f"warning: with several steps, {method_name} is fine-tuning, not an upper bound"
         notes.append(f"{warning}. For that, train {spec.source}:offline.")
-    return carry_out(job, identity, ready, bound, notes=notes, after_step=after_step)
+
+    def begin() -> None:
+        if begin_with is not None and job.processes.rank == 0:
+            job.folder.take_steps(RunFolder(begin_with))
+
+    return carry_out(job, identity, ready, bound, notes=notes, prepare=begin, after_step=after_step)
 
 
 def carry_out(

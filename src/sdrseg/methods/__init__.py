@@ -67,7 +67,7 @@ def register_method(method: M) -> M:
             if not isinstance(value, From):
                 raise UsageError(f'{method.__qualname__}: write {key!r}: From({value!r}, "where it comes from").')
     if method.settings:
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", method.name) or method.name in Config().sections():
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", method.name) or method.name in (*Config().sections(), "step"):
             raise UsageError(f"{method.name!r} cannot name a section of settings. Choose another name for the method.")
         method.own_sections()
     METHODS[method.name] = method

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.config import Config, load_config
+from sdrseg.config.read import flat
 from sdrseg.config.sections import AUTO
 from sdrseg.data import read_spec
 from sdrseg.errors import UsageError, nearest
@@ -138,7 +139,7 @@ def _merged(shared: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any
 
 def _sides(values: Mapping[str, Any], origin: str) -> dict[str, list[Any]]:
     """The list of values of each key ("method", "train.epochs")."""
-    sections = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "own"}
+    sections = {name: kind for name, kind in typing.get_type_hints(Config).items() if name not in ("own", "step")}
     sides: dict[str, list[Any]] = {}
     for key, value in values.items():
         if key in SIDES:
@@ -146,12 +147,12 @@ def _sides(values: Mapping[str, Any], origin: str) -> dict[str, list[Any]]:
         elif isinstance(value, Mapping):
             hints = typing.get_type_hints(sections[key]) if key in sections else {}
             known = {f.name for f in fields(sections[key])} if key in sections else set()
-            for name, chosen in value.items():
+            for name, chosen in flat(value) if key == "step" else value.items():
                 pair = name in known and typing.get_origin(hints[name]) is tuple
                 one = not isinstance(chosen, list) or (pair and not any(isinstance(item, list) for item in chosen))
                 sides[f"{key}.{name}"] = [chosen] if one else chosen
         else:
-            raise UsageError(f"{origin}: unknown key {key}{nearest(key, [*SIDES, *PLACES, *sections])}")
+            raise UsageError(f"{origin}: unknown key {key}{nearest(key, [*SIDES, *PLACES, *sections, 'step'])}")
     for key in ("spec", "method"):
         if key not in sides:
             raise UsageError(f'{origin}: {key} is missing. Add {key} = "…" (or a list).')

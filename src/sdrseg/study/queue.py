@@ -155,10 +155,10 @@ def _run(
     )
     if Processes().rank == 0:
         write_cell(folder, out / "results")
-        _drop_models(folder, keep)
+        drop_models(folder, keep)
 
 
-def _drop_models(folder: Path, keep: Keep) -> None:
+def drop_models(folder: Path, keep: Keep) -> None:
     """Remove all models of a finished run, or all but the last; scores, log and settings stay."""
     steps = sorted((folder / "steps").iterdir(), key=lambda step: int(step.name))
     for step in {"all": [], "last": steps[:-1], "none": steps}[keep]:

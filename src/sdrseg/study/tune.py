@@ -1,8 +1,7 @@
 """Chooses settings on held-out training images; the test images are never read.
 
-Two strategies. `stability_decay`, after De Lange et al.: first the learning rate, by fine-tuning on the first new step;
-then the largest stability weight, halved until the new classes are learned nearly as well as by fine-tuning.
-`search_ranges`: Optuna over ranges, with a journal that can be resumed and shared by several processes.
+Two strategies: `search_ranges`, Optuna over ranges, with a journal that can be resumed and shared by several processes; and
+without ranges `stability_decay` (decay.py).
 """
 
 from __future__ import annotations
@@ -22,18 +21,19 @@ from sdrseg.errors import SdrsegError, UsageError, quantity
 from sdrseg.files import write_json
 from sdrseg.methods import method_layers, own_sections, resolve_method
 from sdrseg.metrics import StepScore
-from sdrseg.study.ranges import Range, around, stability_of
+from sdrseg.study.ranges import Range
 
 HOLDOUT = 0.2
-WITHIN = 0.2
-"""How much worse than fine-tuning the new classes may be learned, as a share."""
-LARGEST, HALVINGS = 8.0, 10
 ORACLE = "ORACLE: scored on held-out images of all steps with all labels, which no method without old images has"
 OWN = "scored on held-out images of each step with the labels of that step"
 
 
 class EnoughError(SdrsegError):
     """A trial has all the results it needs."""
+
+
+class BudgetError(SdrsegError):
+    """The trials or the minutes of a search are used up."""
 
 
 @dataclass(frozen=True)
@@ -64,57 +64,53 @@ class Search:
     trials: list[Trial] = field(default_factory=list)
     images: ImagePool = field(default_factory=lambda: ImagePool(whole=True))
 
+    def require_new_classes(self) -> None:
+        if read_spec(self.spec).task == "offline":
+            raise UsageError(f"{self.spec} has one step. Tuning needs a scenario in which new classes come.")
+
     def config(self, method: str | None = None) -> Config:
         name, spec = resolve_method(method or self.method), read_spec(self.spec)
         layers = method_layers(name, self.preset, spec.task, spec.source)
         return load_config(spec.source, None, self.settings, layers, own_sections(name))
 
     def run(
-        self, folder: str, method: str, values: Mapping[str, Any], after_step: Callable[[StepScore], None] | None
-    ) -> dict[str, Any]:
-        """Train with some values; a repeated call resumes the run or returns its result."""
+        self,
+        folder: str,
+        method: str,
+        values: Mapping[str, Any],
+        after_step: Callable[[StepScore], None] | None,
+        *,
+        stop_at: float | None = None,
+        begin_with: Path | None = None,
+    ) -> Path:
+        """Train with some values; a repeated call resumes the run. Returns its folder."""
         scope = "all" if self.oracle else "step"
         held = {"train.holdout": HOLDOUT, "train.holdout_scope": scope}
-        return train(
+        place = self.out / "trials" / folder
+        train(
             self.spec,
             method,
-            self.out / "trials" / folder,
+            place,
             data=self.data,
             preset=self.preset,
-            settings={**self.settings, **values, **held},
+            settings={**values, **held},
             bases=self.bases,
             display=self.display(),
             images=self.images,
             after_step=after_step,
+            stop_at=stop_at,
+            begin_with=begin_with,
         )
+        return place
 
-    def first_new(self, stage: str, folder: str, method: str, values: Mapping[str, Any]) -> float:
-        """Train up to the first new step; returns the mIoU of its new classes on held-out images, in per cent."""
-        found: list[float] = []
-
-        def after(score: StepScore) -> None:
-            if score.step == 1:
-                found.append(100 * (score.miou()["new"] or 0.0))
-                raise EnoughError("the first new step is done")
-
-        try:
-            self.run(folder, method, values, after)
-        except EnoughError:
-            pass
-        except NotFiniteError:
-            found.append(0.0)  # it diverged
-        if not found:
-            raise UsageError(f"{self.spec} has only one step. Tuning needs a scenario with new classes.")
-        self.trials.append(Trial(stage, dict(values), round(found[0], 4)))
-        return found[0]
-
-    def write(self, chosen: Mapping[str, Any], strategy: str) -> dict[str, Any]:
-        """Write the chosen values and all trials to tune.json."""
+    def write(self, chosen: Mapping[str, Any], strategy: str, finished: bool = True) -> dict[str, Any]:
+        """Keep the chosen values and the evidence in tune.json."""
         result = {
             "spec": self.spec,
             "method": self.method,
             "preset": self.preset,
             "strategy": strategy,
+            "finished": finished,
             "scored": ORACLE if self.oracle else OWN,
             "oracle": self.oracle,
             "chosen": dict(chosen),
@@ -125,36 +121,6 @@ class Search:
         return result
 
 
-def stability_decay(search: Search, rates: Sequence[float] | None = None) -> dict[str, Any]:
-    """The default strategy: the learning rate by fine-tuning, then the largest stability weight that still learns."""
-    if search.oracle:
-        raise UsageError("--oracle needs a search over ranges: add --search or --range.")
-    usual = search.config()
-    weights = stability_of(usual)
-    best: tuple[float, float] | None = None
-    for rate in rates or around(usual.of_step(1).optim.lr):
-        score = search.first_new("learning rate", f"lr-{rate:g}", "ft", {"optim.lr_later": rate})
-        best = max(best or (score, -rate), (score, -rate))  # with equal scores, the smaller rate
-        search.write({"optim.lr_later": -best[1]}, "stability decay, not finished")
-    assert best is not None
-    reference, rate = best[0], -best[1]
-    chosen: dict[str, Any] = {"optim.lr_later": rate}
-    factor = LARGEST
-    for _ in range(HALVINGS if weights else 0):
-        scaled = {key: float(f"{value * factor:.4g}") for key, value in weights.items()}
-        score = search.first_new("stability", f"weight-{factor:g}", search.method, {**scaled, "optim.lr_later": rate})
-        chosen |= scaled
-        if score >= (1 - WITHIN) * reference:
-            break
-        factor /= 2
-    strategy = "stability decay (De Lange et al.), on the first new step"
-    if reference == 0:
-        strategy += (
-            "; fine-tuning learned none of its classes with any rate, so this choice is meaningless: train longer"
-        )
-    return search.write(chosen, strategy)
-
-
 def search_ranges(
     search: Search, ranges: Sequence[Range], trials: int | None, minutes: float | None, seed: int = 0
 ) -> dict[str, Any]:
@@ -162,7 +128,8 @@ def search_ranges(
     steps of the mIoU on held-out images: of the new classes or, with the oracle, of all classes."""
     optuna = _optuna()
     if trials is None and minutes is None:
-        raise UsageError("Limit the search: add --trials NUMBER or --minutes MINUTES.")
+        raise UsageError("Say how long to search: --trials NUMBER or --minutes MINUTES.")
+    search.require_new_classes()
     kind = "all" if search.oracle else "new"
 
     def objective(trial: Any) -> float:
@@ -177,13 +144,11 @@ def search_ranges(
                     raise EnoughError("pruned")
 
         try:
-            search.run(f"{trial.number}", search.method, values, after)
+            search.run(f"{trial.number}", search.method, {**search.settings, **values}, after)
         except EnoughError as error:
             raise optuna.TrialPruned from error
         except NotFiniteError:
             return 0.0
-        if not seen:
-            raise UsageError(f"{search.spec} has only one step. Tuning needs a scenario with new classes.")
         return sum(seen) / len(seen)
 
     search.out.mkdir(parents=True, exist_ok=True)

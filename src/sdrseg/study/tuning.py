@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sdrseg.study.figures import PAGE, figure, look_of, save
+from sdrseg.study.decay import stability_decay
+from sdrseg.study.figures import COLUMN, PAGE, figure, look_of, save
 from sdrseg.study.ranges import default_ranges, parse_range
-from sdrseg.study.tune import Search, search_ranges, stability_decay
+from sdrseg.study.tune import Search, search_ranges
 from sdrseg.terminal import console, print_json, print_table
 
 
@@ -27,7 +29,7 @@ def tune(
         chosen = [parse_range(text) for text in ranges] or default_ranges(search.config())
         result = search_ranges(search, chosen, trials, minutes)
     else:
-        result = stability_decay(search)
+        result = stability_decay(search, trials, minutes)
     plots = draw_trials(result, search.out / f"tune-{len(result['trials'])}")
     command = train_command(search, result["chosen"])
     if json:
@@ -65,10 +67,12 @@ def draw_trials(result: Mapping[str, Any], out: Path) -> list[Path]:
         return files
     trials = [trial for trial in result["trials"] if trial["score"] is not None]
     keys = list(dict.fromkeys(key for trial in trials for key in trial["values"]))
-    with figure(min(PAGE, 2.3 * max(1, len(keys))), 2.2) as made:
-        axes = made.subplots(1, len(keys), squeeze=False, sharey=True)[0]
-        stages = list(dict.fromkeys(trial["stage"] for trial in trials))
-        for axis, key in zip(axes, keys, strict=True):
+    stages = list(dict.fromkeys(trial["stage"] for trial in trials))
+    width = min(PAGE, max(COLUMN, 2.3 * len(keys)))
+    columns = int(width / 1.6)
+    with figure(width, 2.0 + 0.17 * math.ceil(len(stages) / columns)) as made:
+        axes = made.subplots(1, max(1, len(keys)), squeeze=False, sharey=True)[0]
+        for axis, key in zip(axes, keys, strict=False):
             for number, stage in enumerate(stages):
                 points = [(t["values"][key], t["score"]) for t in trials if t["stage"] == stage and key in t["values"]]
                 if points:
@@ -79,5 +83,5 @@ def draw_trials(result: Mapping[str, Any], out: Path) -> list[Path]:
                 axis.set_xscale("log")
             axis.set_xlabel(key)
         axes[0].set_ylabel("mIoU (%)" + (", ORACLE" if result["oracle"] else ""))
-        made.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+        made.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
         return save(made, out)

@@ -1,0 +1,146 @@
+"""Choosing settings without ranges, after De Lange et al. (A continual learning survey): step by step, in two phases.
+
+Maximal plasticity: the learning rate with which fine-tuning, from the model of the step before, learns the new classes
+best. Stability decay: with this rate, the method's largest stability weight, halved until the new classes are learned
+nearly as well as by fine-tuning. The model of that trial is the one from which the next step continues.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.launch import InterruptedRunError
+from sdrseg.engine.watch import NotFiniteError
+from sdrseg.errors import UsageError
+from sdrseg.files import write_json
+from sdrseg.metrics import StepScore
+from sdrseg.study.queue import drop_models
+from sdrseg.study.ranges import around, stability_of
+from sdrseg.study.tune import BudgetError, EnoughError, Search, Trial
+
+WITHIN = 0.2
+"""New classes may be learned this share less well than by fine-tuning."""
+LARGEST, HALVINGS = 8.0, 10
+PLAIN = ("data", "eval", "train", "shapes", "net", "optim", "run")
+"""Sections of settings that fine-tuning has in common with every method."""
+STRATEGY = "stability decay (De Lange et al.), step by step"
+
+
+@dataclass
+class Decay:
+    """A search step by step: its budget, and what was chosen until now."""
+
+    search: Search
+    trials: int | None = None
+    stop_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.chosen: dict[str, Any] = {}
+        self.before = Path()  # the run from which the next step continues
+
+    def up_to(self, step: int, folder: str, method: str, values: Mapping[str, Any]) -> float:
+        """Train a run from the one before up to a step; the hold-out's mIoU of the step's new classes, in per cent."""
+        found: list[float] = []
+
+        def after(score: StepScore) -> None:
+            if score.step == step:
+                found.append(100 * (score.miou()["new"] or 0.0))
+                raise EnoughError("the step is done")
+
+        begin_with = self.before if step > 0 else None
+        try:
+            self.search.run(folder, method, values, after, stop_at=self.stop_at, begin_with=begin_with)
+        except EnoughError:
+            pass
+        except NotFiniteError:
+            found.append(0.0)  # it learns nothing so
+        except InterruptedRunError as error:
+            if self.stop_at is None or time.monotonic() < self.stop_at:
+                raise  # the user asked
+            raise BudgetError("the time is up") from error
+        return found[0]
+
+    def trial(self, step: int, stage: str, folder: str, method: str, values: Mapping[str, Any]) -> float:
+        """Score values for one step."""
+        spent = self.trials is not None and len(self.search.trials) >= self.trials
+        if spent or (self.stop_at is not None and time.monotonic() > self.stop_at):
+            raise BudgetError("the budget is used up")
+        file = self.search.out / "trials" / folder / "trial.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+        settings = self._settings(method) | _of_step(step, values)
+        if known.get("settings") != settings:
+            known = {"settings": settings, "score": round(self.up_to(step, folder, method, settings), 4)}
+            write_json(file, known)
+        self.search.trials.append(Trial(f"step {step}: {stage}", dict(values), known["score"]))
+        return float(known["score"])
+
+    def _settings(self, method: str) -> dict[str, Any]:
+        """Of the method, what was given and chosen; of fine-tuning, the same without the method's losses."""
+        if method == self.search.method:
+            return {**self.search.settings, **self.chosen}
+        network = {s.key: s.plain for s in self.search.config().settings() if s.key.startswith("net.")}
+        given = {k: v for k, v in self.search.settings.items() if k.split(".")[-2] in PLAIN}
+        return network | given
+
+    def choose(self, step: int, rates: Sequence[float], weights: Mapping[str, float]) -> float:
+        """Choose learning rate and stability weights of one step; what fine-tuning scored there."""
+        scores = {
+            rate: self.trial(step, "learning rate", f"step{step}-lr-{rate:g}", "ft", {"optim.lr": rate})
+            for rate in rates
+        }
+        rate = max(scores, key=lambda rate: (scores[rate], -rate))  # of equals the smaller one
+        factor, scaled = LARGEST, dict(weights)
+        for _ in range(HALVINGS):
+            scaled = {key: float(f"{value * factor:.4g}") for key, value in weights.items()}
+            name = f"step{step}-weight-{factor:g}"
+            score = self.trial(step, "stability", name, self.search.method, {**scaled, "optim.lr": rate})
+            if score >= (1 - WITHIN) * scores[rate] or not weights:
+                break
+            factor /= 2
+        self.chosen |= _of_step(step, {"optim.lr": rate, **scaled})
+        self.before = self.search.out / "trials" / name
+        for folder in (self.search.out / "trials").glob(f"step{step}-*"):
+            if folder != self.before:
+                drop_models(folder, "none")  # their scores stay
+        return scores[rate]
+
+
+def _of_step(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"step.{step}.{key}": value for key, value in values.items()}
+
+
+def stability_decay(
+    search: Search, trials: int | None = None, minutes: float | None = None, rates: Sequence[float] = ()
+) -> dict[str, Any]:
+    """The default strategy, within a budget: go on where it ended by the same call with more."""
+    if search.oracle:
+        raise UsageError("--oracle belongs to a search over ranges: add --search or --range.")
+    search.require_new_classes()
+    usual = search.config()
+    decay = Decay(search, trials, None if minutes is None else time.monotonic() + 60 * minutes)
+    strategy, nothing = STRATEGY, []
+    try:
+        decay.up_to(0, "step0", search.method, search.settings)
+        decay.before = search.out / "trials" / "step0"
+        steps = len(RunFolder(decay.before).read_json("scenario.json")["steps"])
+        for step in range(1, steps):
+            now = rates or around(usual.of_step(step).optim.lr)
+            if decay.choose(step, now, stability_of(usual)) == 0:
+                nothing.append(str(step))
+            search.write(decay.chosen, f"{STRATEGY}, not finished", finished=False)
+    except BudgetError:
+        done = {key.split(".")[1] for key in decay.chosen}
+        strategy += f", stopped by its budget after {len(done)} steps: the same command with more resumes"
+        return search.write(decay.chosen, strategy, finished=False)
+    if nothing:
+        where = f"step {', '.join(nothing)}"
+        strategy += (
+            f"; in {where} fine-tuning learned no new class with any rate, so that choice says nothing: train longer"
+        )
+    return search.write(decay.chosen, strategy)
