@@ -1,7 +1,7 @@
 """Chooses settings on held-out training images; the test images are never read.
 
-Two strategies: `search_ranges`, Optuna over ranges, with a journal that can be resumed and shared by several processes; and
-without ranges `stability_decay` (decay.py).
+Two strategies: `search_ranges`, Optuna over ranges, with a journal that can be resumed and shared by several processes;
+and without ranges `stability_decay` (decay.py).
 """
 
 from __future__ import annotations

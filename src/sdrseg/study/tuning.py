@@ -40,8 +40,10 @@ def tune(
         for trial in result["trials"]
     ]
     print_table(f"{result['strategy']}; {result['scored']}", ["stage", "values", "mIoU"], rows)
-    said = _said(result["chosen"])
-    for line in (f"chosen: {said}", f"plots: {', '.join(map(str, plots))}", f"train with these values: {command}"):
+    lines = [f"plots: {', '.join(map(str, plots))}"]
+    if result["chosen"]:
+        lines = [f"chosen: {_said(result['chosen'])}", *lines, f"train with these values: {command}"]
+    for line in lines:
         console().print(line, soft_wrap=True)
 
 
