@@ -115,7 +115,7 @@ def test_the_study_from_a_file_to_latex(monkeypatch, capfd):
     assert r"\toprule" in Path("table.tex").read_text()
     for name in ("steps", "classes", "pictures", "course", "activations", "features"):
         assert all(Path(f"{name}.{kind}").stat().st_size > 1000 for kind in ("svg", "pdf", "png"))
-    assert json.loads(Path("tuned/tune.json").read_text())["chosen"].keys() == {"optim.lr_later", "kd.weight"}
+    assert json.loads(Path("tuned/tune.json").read_text())["chosen"].keys() == {"step.1.optim.lr", "step.1.kd.weight"}
     assert "Missing: 10 runs" in said["sdrseg tables ablation"]
     listed = (DOCS / "experiments.md").read_text().partition("## The file of a result")[2]
     first_column = " ".join(re.findall(r"^\| (`.*?) \|", listed, re.MULTILINE))
