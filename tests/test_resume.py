@@ -166,7 +166,7 @@ def test_what_is_scored_is_never_skipped(finished, tmp_path, broken):
     run(tmp_path / "tuned", "ft", *tune)  # test images have no part in it
     held = json.loads((tmp_path / "tuned/scenario.json").read_text())["steps"][-1]["test_ids"]
     broken(held[1:3])
-    message = rf"^shapes:{held[1]}: .* This image is held out \(and 1 more\): .* is never skipped.* Repair or remove"
+    message = rf"^shapes:{held[1]}: .* This image is held out \(and 1 more\) .* never skipped.* Repair or remove"
     with pytest.raises(DataError, match=message):
         run(tmp_path / "other", "mib", *tune)
     assert not (tmp_path / "other").exists()

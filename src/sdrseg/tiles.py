@@ -23,7 +23,7 @@ from sdrseg.network import next_multiple
 SMALLEST = 32
 """Images are padded at least to this side."""
 SIDES = (1024, 768, 512)
-"""Of tiles, unless the user says it: the largest that fits into memory, and never less than the last."""
+"""Default sides of tiles: the largest that fits into memory, at least the last."""
 
 Forward = Callable[[Tensor], Tensor]
 """(B, 3, h, w) uint8 to logits (B, K, h, w)."""
@@ -39,7 +39,7 @@ class TileAxis:
     starts: tuple[int, ...]
 
     def weights(self) -> Tensor:
-        """(tiles, tile): how much each pixel of each tile counts; over all tiles they sum to 1 at every pixel."""
+        """(tiles, tile): the weight of each pixel of each tile; the weights of all tiles sum to 1 at every pixel."""
         weight = torch.ones(len(self.starts), self.tile, dtype=torch.float64)
         for number in range(len(self.starts) - 1):
             shared = self.starts[number] + self.tile - self.starts[number + 1]
@@ -54,14 +54,15 @@ class TileAxis:
 
 
 def _fade(shared: int) -> Tensor:
-    """From 0 to 1 over an overlap: 0 in the first quarter, 1 in the last, a smooth step between. With its mirror: 1."""
+    """Weights from 0 to 1 over an overlap: 0 in the first quarter, 1 in the last, smooth between. Weight plus mirrored
+    weight is 1."""
     position = (torch.arange(shared, dtype=torch.float64) + 0.5) / max(1, shared)
     t = (2 * position - 0.5).clamp(0, 1)
     return t * t * (3 - 2 * t)
 
 
 def tile_axis(length: int, tile: int, overlap: int, multiple: int) -> TileAxis:
-    """As few tiles as cover `length` with at least `overlap` between neighbours, evenly spread."""
+    """The fewest tiles that cover `length` with at least `overlap` between neighbours, evenly spaced."""
     canvas = next_multiple(max(length, SMALLEST), multiple)
     tile = min(next_multiple(max(tile, SMALLEST), multiple), canvas)
     step = max(multiple, (tile - overlap) // multiple * multiple)
@@ -72,28 +73,28 @@ def tile_axis(length: int, tile: int, overlap: int, multiple: int) -> TileAxis:
 
 
 def fitting_tiles(free: int, classes: int, crop: int) -> tuple[int, int]:
-    """(side of a tile, how many at a time) for so many bytes of free memory: one half of it is used.
+    """(side of a tile, batch size) for `free` bytes of free memory, of which one half is used.
 
     A network that was trained on larger crops gets those.
     """
-    pixels = free // 2 // (800 + 16 * classes)  # a bound for the encoders and decoders we know, in float32
+    pixels = free // 2 // (800 + 16 * classes)  # an upper bound for known encoders and decoders, in float32
     side = max(crop, next((side for side in SIDES if side**2 <= pixels), SIDES[-1]))
     return side, max(1, pixels // side**2)
 
 
 def tile_count(height: int, width: int, tile: int, overlap: int, multiple: int) -> int:
-    """How many tiles an image is cut into."""
+    """The number of tiles of an image."""
     return math.prod(len(tile_axis(length, tile, overlap, multiple).starts) for length in (height, width))
 
 
 def whole_canvas(height: int, width: int, tile: int, multiple: int) -> tuple[int, int] | None:
-    """What an image is padded to if one tile takes it whole, or None."""
+    """The padded size of an image that fits into one tile, or None."""
     axes = [tile_axis(length, tile, 0, multiple) for length in (height, width)]
     return (axes[0].canvas, axes[1].canvas) if all(len(axis.starts) == 1 for axis in axes) else None
 
 
 def check_tiles(tile: int, overlap: int) -> None:
-    """Refuse what makes no grid."""
+    """Raise an error if the values do not give a grid."""
     if tile < SMALLEST:
         raise UsageError(f"a tile of {tile} pixels is too small. Give at least {SMALLEST}.")
     if not 0 <= overlap <= tile // 2:
@@ -138,7 +139,7 @@ def logit_strips(
 def _row_of_tiles(
     band: Tensor, forward: Forward, columns: TileAxis, across: Tensor, batch_size: int, tick: Callable[[int], None]
 ) -> Tensor:
-    """A band (3, tile, canvas) of the image: its logits, joined from left to right."""
+    """The logits of a band (3, tile, canvas) of the image, merged from left to right."""
     total: Tensor | None = None
     for first in range(0, len(columns.starts), batch_size):
         starts = columns.starts[first : first + batch_size]

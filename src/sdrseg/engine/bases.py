@@ -89,7 +89,7 @@ class BaseStore:
         write_base(self.folder / key, {**facts, "key": key}, model, memory)
 
     def import_from(self, folder: Path) -> str:
-        """Copy an exported base into the store, unless it is there already; returns its key."""
+        """Copy an exported base into the store unless it exists; returns its key."""
         meta, parts = _read_base(folder, "Give a complete folder written by `sdrseg base export`.")
         key = plain_name(meta.get("key"), folder / "meta.json")
         if not self.has(key):
@@ -161,7 +161,7 @@ def _shards(tensors: Mapping[str, Tensor], most: int | None) -> list[dict[str, T
     size = 0
     room = None if most is None else most - 64 * 1024  # reserved for the header with names and shapes
     if room is not None and room < 64 * 1024:
-        raise UsageError(f"--shard-size {most} is too small. Give at least 128kB.")
+        raise UsageError(f"--shard-size {most} is too small. Use at least 128kB.")
     for name, tensor in tensors.items():
         pieces = {name: tensor}
         if room is not None and tensor.nbytes > room:

@@ -1,4 +1,4 @@
-"""The best model of a step so far, by its score on held-out images, and when to stop waiting for a better one."""
+"""The best model of a step so far, by its score on held-out images, and early stopping."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sdrseg.network import Network
 
 
 def require_held_out_scores(config: Config) -> None:
-    """Refuse settings that score during training without images to do it on."""
+    """Raise an error if settings require scores during training but there are no held-out images."""
     train = config.train
     wanting = "eval.every" if config.eval.every else "train.best_every" if train.best_every else ""
     if wanting and train.holdout == 0:
-        raise UsageError(f"{wanting} scores during training, which needs held-out images: set train.holdout=0.2 too.")
+        raise UsageError(f"{wanting} scores during training, which needs held-out images: also set train.holdout=0.2.")
     if train.patience and not train.best_every:
         raise UsageError("train.patience counts scores of held-out images: set train.best_every=1 too.")
 
@@ -46,7 +46,7 @@ class Best:
         return 0 < self.patience <= self.scores_since
 
     def restore(self, student: Network, method: Method, device: torch.device) -> None:
-        """Put the best model in the place of the last one."""
+        """Replace the last model by the best one."""
         student.load_state_dict(under_prefix("model", self.tensors))
         method.load_state_dict({name: t.to(device) for name, t in under_prefix("method", self.tensors).items()})
 
@@ -54,7 +54,7 @@ class Best:
         return {"epoch": self.epoch, "miou": self.miou, "last": self.last, "scores_since": self.scores_since}
 
     def load(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """From a saved state."""
+        """Restore from a saved state."""
         self.epoch, self.miou, self.last = facts["epoch"], facts["miou"], facts["last"]
         self.scores_since = facts["scores_since"]
         self.tensors = under_prefix("best", tensors)

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors written whole or not at all, and checked by hash when they are read. No pickle."""
+"""Tensors on disk: safetensors, written atomically and checked by hash when they are read. No pickle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sdrseg.files import atomic_writer, plain_name
 
 
 class Memory(Protocol):
-    """What a method remembers."""
+    """The state of a method."""
 
     def state_dict(self) -> dict[str, Tensor]: ...
 
@@ -35,7 +35,7 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 def load_tensors(file: Path, sha256: str | None = None, remedy: str = "Restore it from a copy.") -> dict[str, Tensor]:
-    """Read tensors by name; a missing, truncated or foreign file is named, with what can be done."""
+    """Read tensors by name; the error for a missing, truncated or foreign file names it and a remedy."""
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -82,7 +82,7 @@ def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tenso
 
 
 def training_tensors(network: nn.Module, optimiser: torch.optim.Optimizer, method: Memory) -> dict[str, Tensor]:
-    """All tensors that the middle of a step is made of, under one prefix for each part."""
+    """All tensors of the training state within a step, with a prefix for each part."""
     parts = {"model": network.state_dict(), "optimiser": optimiser_tensors(optimiser)}
     parts |= {"method": method.state_dict(), "random": random_state()}
     return {name: tensor for part, named in parts.items() for name, tensor in with_prefix(part, named).items()}
@@ -95,7 +95,7 @@ def load_training(
     method: Memory,
     device: torch.device,
 ) -> None:
-    """Go back to what `training_tensors` returned."""
+    """Restore what `training_tensors` returned."""
     network.load_state_dict(under_prefix("model", tensors))
     load_optimiser(optimiser, under_prefix("optimiser", tensors))
     method.load_state_dict({n: t.to(device) for n, t in under_prefix("method", tensors).items()})

@@ -17,14 +17,14 @@ LEAST, MOST = 0.1, 10.0
 
 
 def require_class_weights(config: Config, classes: Sequence[str]) -> None:
-    """Refuse weights that cannot be, before any work is done."""
+    """Raise an error for invalid weights."""
     if config.ce.class_weights != "none" and config.ce.kind in ("binary", "one_vs_rest"):
-        raise UsageError(f"ce.class_weights: there are none for ce.kind={config.ce.kind}, which has no softmax.")
+        raise UsageError(f"ce.class_weights cannot be used with ce.kind={config.ce.kind}, which has no softmax.")
     given_weights(config.ce.class_weights, classes)
 
 
 def class_weights(config: Config, step: Step, index: ClassIndex, classes: Sequence[str]) -> tuple[float, ...] | None:
-    """The weight of each channel of a step; None if all are alike."""
+    """The weight of each channel of a step; None if all are equal."""
     text = config.ce.class_weights
     if text == "none":
         return None
@@ -37,7 +37,7 @@ def class_weights(config: Config, step: Step, index: ClassIndex, classes: Sequen
 
 
 def given_weights(text: str, classes: Sequence[str]) -> dict[str, float]:
-    """ "cat=2, dog=0.5" by name."""
+    """Weights by name, from "cat=2, dog=0.5"."""
     if text in ("none", "frequency"):
         return {}
     weights = {}
@@ -49,7 +49,7 @@ def given_weights(text: str, classes: Sequence[str]) -> dict[str, float]:
             value = -1.0
         if not equals or not 0 <= value < float("inf"):
             raise UsageError(
-                f"ce.class_weights: {part.strip()!r} is not possible. Write none, frequency or NAME=WEIGHT, …"
+                f"ce.class_weights: {part.strip()!r} is not valid. Write none, frequency or NAME=WEIGHT, …"
             )
         if name not in classes:
             raise UsageError(f"ce.class_weights: {name!r} is not a class{nearest(name, list(classes))}")

@@ -1,4 +1,4 @@
-"""Scoring: one confusion matrix on the device, every image exactly once over all processes; of a step and of a run."""
+"""Evaluation of steps and runs: one confusion matrix on the device, every image exactly once over all processes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 LARGEST = SIDES[0] ** 2
-"""Pixels of an image that is scored whole."""
+"""Images with more pixels are scored in strips."""
 SMALL = 512**2
-"""Pixels of an image of which eval.batch_size are scored at a time; of larger ones there are fewer."""
+"""Images with up to this many pixels are scored in batches of eval.batch_size, larger ones in smaller batches."""
 
 
 @torch.inference_mode()
@@ -65,7 +65,7 @@ def confusion(
 
 
 def answers(fabric: Fabric, network: Network, batch: Batch) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Labels and logits of a batch, whole; or of images too large for that in strips, as `sdrseg predict` sees them.
+    """Labels and logits of a batch; very large images come in strips, as in `sdrseg predict`.
 
     Each with the position in the batch of the first image that they belong to.
     """
@@ -123,7 +123,7 @@ def score(
 
 
 def require_held_out(job: Job) -> None:
-    """Where bad images are skipped, stop before any work is done if a held-out one cannot be read.
+    """If bad images are skipped, raise an error if a held-out one cannot be read.
 
     Held-out images replace the test images: scores without some of them could not be compared.
     """
@@ -144,7 +144,7 @@ def require_held_out(job: Job) -> None:
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise DataError(
-            f"{wrong[0]} This image is held out{more}: it would be scored, and what is scored is never skipped. "
+            f"{wrong[0]} This image is held out{more} for scoring, and scored images are never skipped. "
             f"`sdrseg data` lists every problem. Repair or remove these files."
         )
 
@@ -171,7 +171,7 @@ def score_step(job: Job, step: Step) -> None:
 
 
 def score_also(job: Job) -> None:
-    """Score the last step with the transform of eval.also, too, if that is another one and not done yet."""
+    """Also score the last step with the transform of eval.also, if it differs and is not done yet."""
     transform, step = job.config.eval.also, job.scenario[-1]
     file = job.folder.step(step.number) / second_score(transform)
     if transform in ("none", job.config.eval.transform) or file.exists():
@@ -194,21 +194,21 @@ def summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]
 
 
 def at_hand(job: Job, step: Step) -> bool:
-    """Whether all images that a step is scored on are there; old ones of an extended run may be gone."""
+    """Whether all test images of a step exist; old ones of an extended run may be gone."""
     return job.indexes[step.test_split].size_by_id.keys() >= set(step.test_ids)
 
 
 def score_again(
     run: str | Path, data: str | Path | None = None, *, transform: str | None = None
 ) -> list[dict[str, Any]]:
-    """Score all finished steps of a run from their saved models; each with whether it is what was measured then.
+    """Score the saved models of all finished steps of a run; each result says whether it equals the earlier score.
 
     `transform`: another one than the run's eval.transform; "same" is then None. In Python this is `sdrseg.evaluate`.
     """
     out, data = Path(run), None if data is None else Path(data)
     transforms = get_args(get_type_hints(Eval)["transform"])
     if transform is not None and transform not in transforms:
-        raise UsageError(f"--transform {transform} is not possible{nearest(transform, transforms)}")
+        raise UsageError(f"--transform {transform} is not valid{nearest(transform, transforms)}")
     folder = RunFolder(out)
     saved = folder.read_json("config.json")
     if not folder.has_metrics(0):
@@ -230,7 +230,7 @@ def score_again(
             reason = f"step {step.number}: images that it was scored on are gone; these are the scores from then."
             results.append({**then, "same": None, "difference": reason})
             continue
-        own = isinstance(job.source, Extended)  # each of its steps was scored in a run of its own
+        own = isinstance(job.source, Extended)  # each of its steps was scored in a different run
         now = {**score_saved(job, step, transform).to_dict(), "scored_on": then["scored_on"] if own else job.scored_on}
         if transform not in (None, config.eval.transform):
             results.append({**now, "transform": transform, "same": None})
@@ -243,7 +243,7 @@ def score_again(
 
 
 def offline_iou(run: Path, wanted: str) -> dict[str, float | None]:
-    """The IoU of each class, by name, after the last step of a run that has to be scored on the same images."""
+    """The IoU of each class by name after the last step of a run, which must be scored on the same images."""
     folder = RunFolder(run)
     done = folder.read_json("summary.json")
     if (found := done.get("scored_on", TEST_IMAGES)) != wanted:

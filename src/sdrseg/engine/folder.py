@@ -39,7 +39,7 @@ _HELD: set[Path] = set()  # run folders that this process has taken: record lock
 
 
 def second_score(transform: str) -> str:
-    """The file of the last step's score with another transform than eval.transform."""
+    """The file with the score of the last step for a transform other than eval.transform."""
     return f"metrics-{transform}.json"
 
 
@@ -58,7 +58,7 @@ def source_commit() -> str | None:
 
 
 class RunInUseError(SdrsegError):
-    """Another process writes this run."""
+    """Another process is writing to this run."""
 
 
 class RunFolder:
@@ -71,7 +71,7 @@ class RunFolder:
     # --- the run as a whole -----------------------------------------------------------------------------------------
 
     def open(self, identity: dict[str, Any], config: Config) -> bool:
-        """Take the folder for this run: new, or one of the same specification, method and configuration.
+        """Open the folder for this run: a new one, or one with the same specification, method and configuration.
 
         Returns whether it is an existing run to resume. Only one process can hold it at a time.
         """
@@ -91,13 +91,13 @@ class RunFolder:
         return True
 
     def _look(self, identity: dict[str, Any], config: Config) -> bool:
-        """Whether this run exists already; raise if the folder contains anything else. Nothing is written."""
+        """Whether this run exists; raises an error if the folder contains anything else. Nothing is written."""
         ours = [self.path / name for name in (".lock", "log.jsonl", "state", "steps", "tensorboard")]
         for place in (*ours, *self.path.glob("steps/*")):
             if place.is_symlink():
                 raise SdrsegError(
                     f"{place} is a link, and a run writes only into its own folder. "
-                    f"Put what it points to in its place, or choose another folder with --out."
+                    f"Replace it by what it points to, or choose another folder with --out."
                 )
         if not (self.path / "config.json").exists():
             if others := sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")):
@@ -131,7 +131,7 @@ class RunFolder:
         return SdrsegError(f"{self.path}: cannot be written ({error.strerror}). Choose another folder with --out.")
 
     def _take_lock(self) -> None:
-        """A record lock: unlike flock it is not inherited by worker processes, which outlive a killed run a little."""
+        """A record lock: unlike flock, it is not inherited by worker processes, which may outlive a killed run."""
         here = self.path.resolve()
         try:
             lock = (self.path / ".lock").open("ab")
@@ -151,7 +151,7 @@ class RunFolder:
         _HELD.add(here)
 
     def note_environment(self, device: str, world: int, data: Path | None = None) -> None:
-        """Add this start to environment.json: a resumed run may have seen several machines."""
+        """Add this start to environment.json: a run may be resumed on other machines."""
         versions = {}
         for package in PACKAGES:
             try:
@@ -196,7 +196,7 @@ class RunFolder:
     def save_step(
         self, number: int, model: Mapping[str, Tensor], memory: Mapping[str, Tensor], meta: dict[str, Any]
     ) -> None:
-        """The model, the method's memory (prototypes), and, last, what they are: with meta.json the step is done."""
+        """Write the model, the method's memory (prototypes) and, last, meta.json, which marks the step as finished."""
         folder = self.step(number)
         files = {
             "model": {"file": "model.safetensors", "sha256": save_tensors(folder / "model.safetensors", model)},
@@ -211,7 +211,7 @@ class RunFolder:
         return meta, load_part(self.step(number), meta, "model"), self.load_memory(number)
 
     def load_memory(self, number: int) -> dict[str, Tensor]:
-        """What the method remembered after a step."""
+        """The memory of the method after a step."""
         return load_part(self.step(number), read_meta(self.step(number)), "memory")
 
     def take_steps(self, other: RunFolder) -> None:
@@ -227,7 +227,7 @@ class RunFolder:
     # --- the state within a step ------------------------------------------------------------------------------------
 
     def save_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
-        """A new file first, then the pointer to it, then the old file goes: at any moment one whole state is there."""
+        """Write a new file, then the pointer to it, then delete the old file: a complete state always exists."""
         folder = self.path / "state"
         current = self._current()
         name, before = STATES if current and current["file"] == STATES[1] else STATES[::-1]
@@ -276,11 +276,11 @@ def _link(source: Path, copy: Path) -> None:
 
 
 def read_meta(step: Path) -> dict[str, Any]:
-    """What the folder of a step says that it holds."""
+    """The contents of a step's meta.json."""
     meta = RunFolder(step).read_json("meta.json")
     wanted = {"classes": list, "files": dict, "net": dict}
     if not (isinstance(meta, dict) and all(isinstance(meta.get(key), kind) for key, kind in wanted.items())):
-        raise SdrsegError(f"{step / 'meta.json'}: does not describe a step of a run. Give RUN or RUN/steps/NUMBER.")
+        raise SdrsegError(f"{step / 'meta.json'}: does not describe a step of a run. Name RUN or RUN/steps/NUMBER.")
     return meta
 
 

@@ -1,4 +1,4 @@
-"""A few scored images with what a model predicts, for the trackers."""
+"""A few test images with predictions, for the trackers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is fixed before the first step of a run: data, scenario, devices, folder."""
+"""Everything that is fixed before the first step of a run: data, scenario, devices, folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sdrseg.terminal import TrainingDisplay, progress
 
 @dataclass
 class Job:
-    """All that is fixed before the first step."""
+    """Everything that is fixed before the first step."""
 
     spec: str
     method: type[Method]
@@ -53,13 +53,13 @@ class Job:
     log: Log | NoLog = field(default_factory=NoLog)
     images: ImagePool = field(default_factory=ImagePool)
     data: Path | None = None
-    """The folder that holds the data set."""
+    """The folder of the data set."""
     replays: bool = False
-    """Whether old images with labels are trained on, too."""
+    """Whether training includes old images with labels."""
     removed: frozenset[int] = frozenset()
     """Classes that the user has removed: they are predicted as background."""
     earlier_digests: dict[str, str] = field(default_factory=dict)
-    """Of masks that earlier steps of an extended run have seen and that may be gone."""
+    """Digests of masks that earlier steps of an extended run used and that may be gone."""
 
     @property
     def synchronised(self) -> bool:
@@ -77,7 +77,7 @@ class Job:
         return method, config, base_key(method, config, self.scenario[0], self.indexes["train"], self.protocol)
 
     def base_is_stored(self) -> bool:
-        """Whether step 0 need not be trained, as seen by the first process."""
+        """Whether the store contains step 0, according to the first process."""
         return self.processes.any(self.processes.rank == 0 and self.bases.has(self.base[2]))
 
     @property
@@ -112,7 +112,7 @@ EXTENDED_IMAGES = "the available old test images and the held-out images of each
 
 
 def scored_on(config: Config) -> str:
-    """What the scores of a run are measured on, in words."""
+    """The images on which a run is scored, in words."""
     held = config.train.holdout
     if held == 0:
         return TEST_IMAGES
@@ -146,7 +146,7 @@ def reopen_job(out: Path, config: Config) -> Job:
 
 
 def read_masks(source: Source) -> dict[Split, ClassIndex]:
-    """What the masks hold, if all of them can be used."""
+    """The class indexes, if all masks are usable."""
     with progress(f"reading {source.name}") as report:
         indexes: dict[Split, ClassIndex] = {split: class_index(source, split, report) for split in ("train", "val")}
     for index in indexes.values():
@@ -164,7 +164,7 @@ def make_job(
     bases: Path | None,
     display: Any,
 ) -> Job:
-    """A job of parts that are known; the devices are found here."""
+    """A job from its parts; finds the devices."""
     fabric = make_fabric(config)
     processes = Processes()
     return Job(
@@ -206,13 +206,13 @@ def _digests(job: Job) -> dict[str, str]:
 
 
 def _require_same_data(job: Job, saved: dict[str, Any]) -> None:
-    """Refuse to resume with images, masks or classes other than those that earlier steps were trained on."""
+    """Raise an error if images, masks or classes differ from those that earlier steps were trained on."""
     if (difference := data_difference(job, saved)) is not None:
         raise SdrsegError(f"{difference} Use the original data, or choose another folder with --out.")
 
 
 def data_difference(job: Job, saved: dict[str, Any]) -> str | None:
-    """How images, masks or classes differ from those that finished and begun steps have seen, as a sentence."""
+    """How images, masks or classes differ from those of finished and started steps, as a sentence."""
     if list(job.scenario.classes) != saved["classes"]:
         return (
             f"{job.folder.path} is a run of data with the classes {', '.join(saved['classes'])}, not "

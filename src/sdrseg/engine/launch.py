@@ -1,4 +1,4 @@
-"""Where a run computes: one CPU, one GPU, many of them, many machines; and how it is interrupted."""
+"""Devices of a run (CPU, one or several GPUs, several machines), and interruption by signals."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ def cpu_warning(device: torch.device, encoder: str, parameters: int) -> str:
 
 
 def _leave() -> None:
-    """Let go of the other processes: threads that still listen to them could end the program with an error."""
+    """Disconnect from the other processes: threads that still listen to them could end the program with an error."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def _devices_and_nodes(here: int) -> tuple[int, int]:
-    """How many processes on each machine, and how many machines; `here`: the devices of this one."""
+    """The number of processes per machine and of machines; `here`: the devices of this one."""
     if "LOCAL_WORLD_SIZE" in os.environ:  # torchrun
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         return devices, int(os.environ["WORLD_SIZE"]) // devices
     if int(os.environ.get("SLURM_NTASKS", "1")) > 1:
         nodes = int(os.environ["SLURM_NNODES"])
         return int(os.environ["SLURM_NTASKS"]) // nodes, nodes
-    # The others are started by giving the same command again, which a notebook or a prompt does not have.
+    # The others are started with the same command, which a notebook or a prompt does not have.
     return (1 if hasattr(sys, "ps1") else here), 1
 
 
@@ -92,7 +92,7 @@ def _half(accelerator: str) -> MixedPrecision:
 
 
 class InterruptedRunError(SdrsegError):
-    """The user stopped the run by a signal; everything is saved. The exit code is that of shells for the signal."""
+    """A signal stopped the run; its state is saved. The exit code is that of shells for the signal."""
 
     prefix = ""
 

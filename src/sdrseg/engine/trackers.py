@@ -79,7 +79,7 @@ def _make(name: str, folder: Path, spec: str) -> Any:
     label = folder.resolve().name
     if name == "wandb":
         offline = os.environ.get("WANDB_MODE") == "offline"
-        same = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]  # a resumed run goes on in its own page
+        same = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]  # a resumed run continues its page
         return WandbLogger(name=label, save_dir=folder, project="sdrseg", id=same, offline=offline, resume="allow")
     where = os.environ.get("MLFLOW_TRACKING_URI")
     if where is None:  # files in the run folder, which newer versions write only on request

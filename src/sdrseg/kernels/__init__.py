@@ -38,7 +38,7 @@ _found: dict[tuple[str, torch.device], bool] = {}
 
 @contextmanager
 def disabled(*names: str) -> Iterator[None]:
-    """Without these kernels, or without any."""
+    """Disable these kernels, or all."""
     if unknown := set(names) - set(KERNELS):
         raise ValueError(f"no such kernels: {', '.join(sorted(unknown))}; there are {', '.join(KERNELS)}")
     before = dict(_enabled)
@@ -54,12 +54,12 @@ def enabled(name: str) -> bool:
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Where kernels may run at all."""
+    """Whether kernels may run on a device at all."""
     return x.device.type in DEVICES
 
 
 def runs(name: str, device: torch.device, attempt: Callable[[torch.device], object]) -> bool:
-    """Whether a kernel runs on a device. Code that is being compiled cannot try: it knows what was found before."""
+    """Whether a kernel runs on a device. Code that is being compiled cannot try it and uses earlier results."""
     if not _enabled[name]:
         return False
     if (name, device) not in _found:
@@ -70,7 +70,7 @@ def runs(name: str, device: torch.device, attempt: Callable[[torch.device], obje
 
 
 def prepare(device: torch.device) -> None:
-    """Find out which kernels run on a device, before code is compiled for it that calls them."""
+    """Find out which kernels run on a device, before compiling code that calls them."""
     from sdrseg.kernels import layers, pixels
 
     layers.runs_on(device)
@@ -78,7 +78,7 @@ def prepare(device: torch.device) -> None:
 
 
 def _succeeds(name: str, device: torch.device, attempt: Callable[[torch.device], object]) -> bool:
-    """Seen by running it: Triton or its compiler may be missing, or the GPU be too old."""
+    """Try the kernel: Triton or its compiler may be missing, or the GPU may be too old."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
             attempt(device)

@@ -1,4 +1,4 @@
-"""Two layers with faster kernels on GPUs than those that libraries choose; elsewhere they are what they were.
+"""Two layers with faster kernels on GPUs than those of the libraries; elsewhere they are unchanged.
 
 Batch norm with frozen statistics: torch's backward writes its gradient in another layout than channels last, which the
 convolution before it then copies back. The kernels of synchronised batch norm do the same arithmetic without that.
@@ -20,7 +20,7 @@ from sdrseg.kernels import enabled, on_gpu, runs
 
 
 def use_fast_layers(network: nn.Module) -> None:
-    """Put both in the places of torch's own. Parameters, buffers and their names stay."""
+    """Replace torch's layers with both. Parameters, buffers and their names stay."""
     for module in network.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = BatchNorm2d
@@ -29,14 +29,14 @@ def use_fast_layers(network: nn.Module) -> None:
 
 
 def _is_depthwise(conv: nn.Conv2d) -> bool:
-    """3×3 on every channel by itself, the same size out as in."""
+    """A depthwise 3×3 convolution with output of the same size."""
     same = conv.stride == (1, 1) and conv.padding == conv.dilation and conv.padding_mode == "zeros"
     square = conv.kernel_size == (3, 3) and conv.dilation[0] == conv.dilation[1]
     return same and square and conv.groups == conv.in_channels == conv.out_channels and conv.bias is None
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """nn.BatchNorm2d; on a GPU with a faster backward where statistics are frozen."""
+    """nn.BatchNorm2d with a faster backward on GPUs if statistics are frozen."""
 
     def forward(self, maps: Tensor) -> Tensor:
         wanted = torch.is_grad_enabled() and not self.training and enabled("norm")
@@ -76,7 +76,7 @@ class FrozenNorm(torch.autograd.Function):
 
 
 class DepthwiseConv2d(nn.Conv2d):
-    """A depthwise convolution; with our kernel where it runs."""
+    """A depthwise convolution, with our kernel if possible."""
 
     def forward(self, maps: Tensor) -> Tensor:
         inferring = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()  # compilers cannot ask
@@ -88,7 +88,7 @@ class DepthwiseConv2d(nn.Conv2d):
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether depthwise convolutions have our kernel there."""
+    """Whether depthwise convolutions use our kernel on a device."""
     return runs("depthwise", device, _attempt)
 
 

@@ -35,7 +35,7 @@ def loss_sums(
 
 
 def _fits(logits: Tensor, hidden: int, teacher: Tensor | None) -> bool:
-    """Whether the kernels are for these logits: float32 on a GPU and channels last."""
+    """Whether the kernels support these logits: float32 on a GPU and channels last."""
     if not on_gpu(logits) or logits.numel() == 0:
         return False
     both = [logits] if teacher is None else [logits, teacher]
@@ -59,7 +59,7 @@ def _attempt(device: torch.device) -> None:
 
 @torch.library.custom_op("sdrseg::pixel_losses", mutates_args=())
 def pixel_losses(logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep: Tensor) -> Tensor:
-    """Of logits (B, K, H, W), labels, the teacher's logits (B, n_old, H, W) and the pixels (B, H, W) it is heard at."""
+    """Both sums, from logits (B, K, H, W), labels, the teacher's logits (B, n_old, H, W) and its pixels (B, H, W)."""
     from sdrseg.kernels.triton_pixels import launch
 
     return launch(logits, labels, hidden, teacher, keep)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision becomes float32; float32 and float64 stay what they are."""
+    """Half precision becomes float32; float32 and float64 stay unchanged."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 

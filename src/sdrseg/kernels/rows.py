@@ -17,7 +17,7 @@ from sdrseg.kernels.plain import at_least_float32, rows_of
 
 
 def readable(features: Tensor) -> Tensor:
-    """Features (B, C, h, w) for several of these functions: half precision stays only where the kernels read it."""
+    """Features (B, C, h, w) for several of these functions, in half precision only if the kernels support it."""
     return features if _fits(features) else at_least_float32(features)
 
 
@@ -30,7 +30,7 @@ def squared_norms(features: Tensor) -> Tensor:
 
 
 def largest(features: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest channel of each position and how many are as large, both (B, h·w)."""
+    """The largest channel of each position and the number of channels with this value, both (B, h·w)."""
     if _fits(features):
         return _row_sums(features)[:2]
     x = rows_of(at_least_float32(features))
@@ -70,7 +70,7 @@ class _RowSums(NamedTuple):
 
 
 def _fits(features: Tensor) -> bool:
-    """Whether the kernels are for these features: on a GPU, channels last; a compiler fuses the plain versions."""
+    """Whether the kernels support these features: on a GPU, channels last; compilers fuse the plain versions."""
     if not on_gpu(features) or torch.compiler.is_compiling():
         return False
     laid = features.is_contiguous(memory_format=torch.channels_last) and features.dtype != torch.float64

@@ -57,8 +57,8 @@ def _losses(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Both sums of a block or, on the way BACK, the gradient of its logits. Without DISTIL it is cross-entropy alone,
-    and no teacher is read. `hidden`: how many channels background stands for in the cross-entropy, 1 or n_old."""
+    """Both sums of a block or, if BACK, the gradient of its logits. Without DISTIL it is cross-entropy only, and no
+    teacher is read. `hidden`: the number of channels that background represents in the cross-entropy, 1 or n_old."""
     pixel, known = block(pixels, ROWS)
     start, start_t = pixel * channels, pixel * n_old
     lanes = tl.arange(0, LANES)
