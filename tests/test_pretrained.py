@@ -76,7 +76,7 @@ def test_without_a_network_it_is_said_how_to_bring_a_file(sdrseg, monkeypatch):
     ("words", "message"),
     [
         (["resnet18", "--out", "a.pth"], "ends in .safetensors"),
-        (["--out", "a.safetensors"], "name the encoder too"),
+        (["--out", "a.safetensors"], "also name the encoder"),
         (["toy16"], "there are none for net.encoder=toy16"),
         (["resnet19"], "resnet18"),
     ],

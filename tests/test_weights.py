@@ -192,9 +192,7 @@ def test_whole_network_of_another_decoder(tmp_path, whole):
 
 def test_classifier_of_another_size(tmp_path, whole):
     save_file(whole, tmp_path / "net.safetensors")
-    said = (
-        r"its classifier knows 4 classes and this network 6.*take the tensors classifier\.weight and classifier\.bias"
-    )
+    said = r"its classifier has 4 classes and this network 6.*take the tensors classifier\.weight and classifier\.bias"
     refused(fresh(classes=6), tmp_path / "net.safetensors", said)
 
 
@@ -230,7 +228,7 @@ def test_files_that_are_no_tensors(tmp_path, monkeypatch, whole):
     Path("weights.h5").write_bytes(b"x")
     refused(fresh(), Path("weights.h5"), r"weights\.h5: not a \.safetensors, \.pth or \.pt file")
     torch.save({"model": Trap()}, "trap.pth")
-    refused(fresh(), Path("trap.pth"), "not a file of tensors.*Files that run code when they are opened are not read")
+    refused(fresh(), Path("trap.pth"), "not a file of tensors.*Files that execute code when opened are not read")
     assert not Path("trapped").exists()
     torch.save(whole, "net.pth")
     Path("cut.pth").write_bytes(Path("net.pth").read_bytes()[:-5000])
@@ -238,11 +236,13 @@ def test_files_that_are_no_tensors(tmp_path, monkeypatch, whole):
     save_file(whole, "net.safetensors")
     Path("cut.safetensors").write_bytes(Path("net.safetensors").read_bytes()[:-5000])
     refused(
-        fresh(), Path("cut.safetensors"), r"cut\.safetensors: not a safetensors file, or a part of one .* Get it again"
+        fresh(),
+        Path("cut.safetensors"),
+        r"cut\.safetensors: not a safetensors file, or incomplete .* Download it again",
     )
     for content in ({"epoch": 3}, [torch.zeros(2)], {}):
         torch.save(content, "other.pth")
-        refused(fresh(), Path("other.pth"), r"other\.pth: holds no tensors by name")
+        refused(fresh(), Path("other.pth"), r"other\.pth: contains no named tensors")
 
 
 # --- by name --------------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_a_failed_download_says_how_to_go_on(monkeypatch):
     refused(
         network,
         Path("imagenet"),
-        r"the weights of resnet18 cannot be had \(ConnectionError: no route to host\)\. Set net\.weights to a file "
+        r"the weights of resnet18 are not available \(ConnectionError: no route to host\)\. Set net\.weights to a file "
         r"\(\.safetensors or \.pth, with torchvision's names\), or to none for a random start\.",
         net,
     )

@@ -60,7 +60,7 @@ def run_demo(out: Path, json: bool) -> None:
 
 
 def require_free(out: Path) -> None:
-    """Refuse `out` unless it is a new or empty folder, or that of an earlier demo, which is resumed."""
+    """Raise an error unless `out` is a new or empty folder, or that of an earlier demo, which is resumed."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file. Choose an empty or a new folder.")
     ours = {*METHODS, "bases", "report.html"}

@@ -38,7 +38,7 @@ class Processes:
         return type(sums)(*(part.view_as(tensor) for part, tensor in zip(parts, sums, strict=True)))
 
     def max(self, x: Tensor) -> Tensor:
-        """The maximum over processes, with gradient to those that have it."""
+        """The maximum over processes, with gradient to the processes that have it."""
         return x if self.world == 1 else _apply(_Max, x)
 
     def any(self, here: bool) -> bool:

@@ -1,4 +1,4 @@
-"""A user's own Python files: run once a process, for what they register."""
+"""Runs custom Python files, once per process, for what they register."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from sdrseg.errors import UsageError
 
 OWN = "sdrseg_own_"
-"""How the names of modules made from a user's files begin."""
+"""The prefix of the module names of custom files."""
 
 _LOADED: dict[tuple[Path, int], tuple[str, list[str]]] = {}  # by file and registry: its digest, what it registered
 
 
 def run_file(file: Path, known: dict[str, Any]) -> list[str]:
-    """Run a file, if this process has not yet; the names that it registers in `known`."""
+    """Run a file unless this process has done so; returns the names that it registers in `known`."""
     try:
         content, place = file.read_bytes(), file.resolve()
     except OSError as error:
@@ -32,7 +32,7 @@ def run_file(file: Path, known: dict[str, Any]) -> list[str]:
     module_name = f"{OWN}{hashlib.sha256(str(place).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(module_name, place)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{file}: is no Python file; its name has to end in .py.")
+        raise UsageError(f"{file}: not a Python file; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:

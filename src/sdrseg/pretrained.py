@@ -1,4 +1,4 @@
-"""`sdrseg weights`: ImageNet weights that are on this machine, fetched by name, and written to a file to take along."""
+"""`sdrseg weights`: lists ImageNet weights on this machine, fetches others by name, and writes them to a file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fetch_weights(encoder: str, out: Path | None) -> str:
     """Get the ImageNet weights of an encoder, from the cache or the network; write them to a file if one is named."""
     if out is not None:
         if out.suffix != ".safetensors":
-            raise UsageError(f"--out {out}: give a name that ends in .safetensors.")
+            raise UsageError(f"--out {out}: use a name that ends in .safetensors.")
         if out.exists():
             raise SdrsegError(f"{out} exists. Choose another name.")
     net = config_from({"net": {"encoder": encoder}}, "sdrseg weights").net
@@ -65,7 +65,7 @@ def fetch_weights(encoder: str, out: Path | None) -> str:
 
 
 def show_weights(encoder: str | None, out: Path | None, json: bool) -> None:
-    """Fetch one, or list what is here and say how to get others."""
+    """Fetch the weights of an encoder, or list those on this machine and explain how to get others."""
     if encoder is not None:
         said = fetch_weights(encoder, out)
         if json:
@@ -74,7 +74,7 @@ def show_weights(encoder: str | None, out: Path | None, json: bool) -> None:
             console().print(said, soft_wrap=True)
         return
     if out is not None:
-        raise UsageError(f"--out {out}: name the encoder too, as in `sdrseg weights resnet18 --out {out}`.")
+        raise UsageError(f"--out {out}: also name the encoder, as in `sdrseg weights resnet18 --out {out}`.")
     here = cached_weights()
     facts: dict[str, Any] = {"folder": str(constants.HF_HUB_CACHE), "cached": [c._asdict() for c in here]}
     if json:

@@ -1,4 +1,4 @@
-"""Pre-trained weights: by name, from a file, or openly none. What does not fit is an error, never a random start."""
+"""Pre-trained weights by name, from a file, or explicitly none. Weights that do not fit are an error."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sdrseg.network_parts import has_bottlenecks
 
 NESTED = ("state_dict", "model_state_dict", "model_state", "model")
 PREFIXES = ("module.", "_orig_mod.", "model.")
-"""What training scripts wrap around the tensors of a network, and put before their names."""
+"""Keys and prefixes that training scripts add to the tensors of a network."""
 
 SMP_CLASSIFIER = r"^segmentation_head\.0\."
-"""What segmentation_models_pytorch calls the classifier; encoder and decoder have our names."""
+"""The name of the classifier in segmentation_models_pytorch; encoder and decoder have the same names as here."""
 
 IMAGE_CLASSIFIERS = ("fc.", "classifier.", "head.fc.")
 """The last layer of a network for ImageNet's classes, which an encoder does not have."""
 
 STRIDES = {"v1": "conv1", "v1.5": "conv2"}
-"""What a safetensors file may say of itself under "stride", and the net.stride_on that belongs to it."""
+"""Values of "stride" in the metadata of a safetensors file, and the corresponding net.stride_on."""
 
 INSTEAD = (
     "Set net.weights to a file (.safetensors or .pth, with torchvision's names), or to none for a random start. "
@@ -60,7 +60,7 @@ def _by_name(network: Network, net: Net) -> str:
         expects = smp.encoders.get_preprocessing_params(net.encoder)
     except Exception as error:  # downloads fail in many ways
         raise SdrsegError(
-            f"net.weights=imagenet: the weights of {net.encoder} cannot be had "
+            f"net.weights=imagenet: the weights of {net.encoder} are not available "
             f"({type(error).__name__}: {first_line(error)}). {INSTEAD}"
         ) from error
     _fill(network.encoder, encoder.state_dict(), f"ImageNet weights of {net.encoder}", net)
@@ -85,7 +85,7 @@ def _from_file(network: Network, file: Path, net: Net) -> str:
             return _fill_whole(network, tensors, file, net)
         tensors = {name.removeprefix("encoder."): t for name, t in tensors.items() if name.startswith("encoder.")}
     wanted = network.encoder.state_dict()
-    inner = "model." if all(name.startswith("model.") for name in wanted) else ""  # where smp wraps an encoder of timm
+    inner = "model." if all(name.startswith("model.") for name in wanted) else ""  # smp wraps encoders of timm
     tensors = {
         inner + name: tensor
         for name, tensor in tensors.items()
@@ -104,7 +104,7 @@ def _fill_whole(network: Network, tensors: Mapping[str, Tensor], file: Path, net
     weight = tensors.get("classifier.weight")
     if weight is not None and weight.ndim == 4 and len(weight) != network.classes:
         raise SdrsegError(
-            f"{file}: its classifier knows {len(weight)} classes and this network {network.classes}. Use a file for "
+            f"{file}: its classifier has {len(weight)} classes and this network {network.classes}. Use a file for "
             f"{network.classes} classes (background included), or take the tensors classifier.weight and "
             "classifier.bias out of it to start the classifier at random."
         )
@@ -115,7 +115,7 @@ def _fill_whole(network: Network, tensors: Mapping[str, Tensor], file: Path, net
 def _fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: str, net: Net) -> None:
     """Copy tensors by name, cast to the network's precision, after all of them have been checked."""
     wanted = module.state_dict()
-    counter = "num_batches_tracked"  # older files do not have it, and nothing needs it
+    counter = "num_batches_tracked"  # older files do not have it, and it is not needed
     problems = {
         "missing": [name for name in wanted if name not in tensors and not name.endswith(counter)],
         "unexpected": [name for name in tensors if name not in wanted],
@@ -136,7 +136,7 @@ def _fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: str, net: Ne
 
 
 def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file by name, and what a safetensors file says of itself. No code of the file is ever run."""
+    """The tensors of a file by name, and the metadata of a safetensors file. No code in the file is executed."""
     if not file.is_file():
         raise SdrsegError(
             f"net.weights={file}: no such file. It can be imagenet, none, or a .safetensors or .pth file."
@@ -151,22 +151,22 @@ def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except OSError as error:
         raise SdrsegError(f"{file}: cannot be read ({error.strerror or error}).") from error
     except SafetensorError as error:
-        raise SdrsegError(f"{file}: not a safetensors file, or a part of one ({error}). Get it again.") from error
+        raise SdrsegError(f"{file}: not a safetensors file, or incomplete ({error}). Download it again.") from error
     except Exception as error:  # truncated, foreign, or a pickle that would have to be executed
         raise SdrsegError(
-            f"{file}: not a file of tensors ({first_line(error)}). Files that run code when they are opened are not "
-            "read: save the state_dict alone, best with safetensors.torch.save_file."
+            f"{file}: not a file of tensors ({first_line(error)}). Files that execute code when opened are not read: "
+            "save the state_dict alone, best with safetensors.torch.save_file."
         ) from error
     for _ in range(len(NESTED)):
         inside = [loaded[key] for key in NESTED if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping)]
         loaded = inside[0] if inside else loaded
     if not isinstance(loaded, Mapping) or not loaded or not all(isinstance(t, Tensor) for t in loaded.values()):
-        raise SdrsegError(f"{file}: holds no tensors by name. Save the network's state_dict in it, alone.")
+        raise SdrsegError(f"{file}: contains no named tensors. Save only the network's state_dict in it.")
     return _plain(loaded), {}
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the prefixes of wrappers, and by our names where they are smp's."""
+    """Tensors without the prefixes of wrappers, with smp's names replaced by ours."""
     plain = dict(tensors)
     while plain and (found := [p for p in PREFIXES if all(name.startswith(p) for name in plain)]):
         plain = {name.removeprefix(found[0]): tensor for name, tensor in plain.items()}

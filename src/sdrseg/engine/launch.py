@@ -102,8 +102,8 @@ class InterruptedRunError(SdrsegError):
 
 
 class Interruption:
-    """Ctrl-C, SIGTERM, a time limit: finish the iteration, save, and say how to go on. A second Ctrl-C stops at once; a
-    second SIGTERM does not, because those who send one (SLURM, `timeout`, a shell to its whole group) often send more.
+    """Ctrl-C, SIGTERM, a time limit: finish the iteration, save, and say how to resume. A second Ctrl-C stops at once;
+    a second SIGTERM does not, because senders (SLURM, `timeout`, a shell to its whole group) often send more.
 
     `stop_at`: the limit, by `time.monotonic()`.
     """
@@ -133,12 +133,12 @@ class Interruption:
         self._asked.add(number)
 
     def check(self, together: bool) -> None:
-        """Called after every iteration; stop here if anyone was asked to. Several processes have to stop at the same
-        iteration, so they ask each other, at those that are logged (`together`)."""
+        """Called after every iteration; stops if any process received a signal. All processes must stop at the same
+        iteration, so they communicate in those that are logged (`together`)."""
         asked = bool(self._asked) or (self.stop_at is not None and time.monotonic() > self.stop_at)
         if self._processes.world > 1:
             asked = together and self._processes.any(asked)
         if asked:
             if self.save is not None:
                 self.save()
-            raise InterruptedRunError(min(self._asked, default=signal.SIGTERM))  # elsewhere, or out of time
+            raise InterruptedRunError(min(self._asked, default=signal.SIGTERM))  # in another process, or out of time

@@ -1,4 +1,4 @@
-"""Optimisers and schedules, each a function by the name that the settings have for it."""
+"""Optimisers and schedules, each a function with its name in the settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Groups = list[dict[str, Any]]
 
 
 def learning_rates(config: Config) -> tuple[float, float]:
-    """At the beginning of a step, of the encoder and of the decoder. `config`: that of the step."""
+    """The initial learning rates of encoder and decoder. `config`: that of the step."""
     optim = config.optim
     lr = optim.lr
     if optim.lr_rule == "linear":
@@ -34,13 +34,13 @@ def make_optimiser(network: Network, method: Method, config: Config) -> torch.op
     groups = [{**group, "initial_lr": group["lr"]} for group in method.parameter_groups(network, lr, decoder)]
     for group in groups if any(group["lr"] > 0 for group in groups) else []:
         for parameter in group["params"]:
-            parameter.requires_grad_(group["lr"] > 0)  # no gradient is computed for what is frozen
+            parameter.requires_grad_(group["lr"] > 0)  # frozen parameters get no gradient
     fused = next(network.parameters()).is_cuda or None  # one kernel for many parameters
     return OPTIMISERS[config.optim.optimiser](groups, config.optim, fused)
 
 
 def set_learning_rates(optimiser: Any, optim: Optim, iteration: int, iterations: int) -> None:
-    """Those of an iteration (from 0): the rates at the beginning times the schedule, with a linear warm-up."""
+    """Set the learning rates of an iteration (from 0): the initial rates times the schedule, with a linear warm-up."""
     factor = SCHEDULES[optim.schedule](iteration / iterations, optim)
     if iteration < optim.warmup:
         factor *= (iteration + 1) / optim.warmup
@@ -73,4 +73,4 @@ def constant(done: float, optim: Optim) -> float:
 
 OPTIMISERS: dict[str, Callable[[Groups, Optim, bool | None], torch.optim.Optimizer]] = {"sgd": sgd, "adamw": adamw}
 SCHEDULES: dict[str, Callable[[float, Optim], float]] = {"poly": poly, "cosine": cosine, "constant": constant}
-"""The factor of the learning rates at a share of the iterations."""
+"""The factor of the learning rates as a function of the share of finished iterations."""

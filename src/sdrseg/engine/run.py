@@ -1,4 +1,4 @@
-"""All steps of a scenario with one method: what `sdrseg train` does."""
+"""`sdrseg train`: all steps of a scenario with one method."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def train(
     after_step: Callable[[StepScore], None] | None = None,
     begin_with: Path | None = None,
 ) -> dict[str, Any]:
-    """Train every step that is not done yet, score each, and return the summary. The same call again resumes.
+    """Train every unfinished step, score each, and return the summary. Repeat the call to resume.
 
     `method_name`: a name, or a Python file that registers a method. `settings`: values such as {"train.epochs": 3}.
     `offline`: a finished run on all classes at once, to measure intransigence against.

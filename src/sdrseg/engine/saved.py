@@ -21,17 +21,17 @@ def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:
         if not done:
             raise SdrsegError(f"{path}: no step of this run is finished yet. Wait, or resume training.")
         if step is not None and step not in done:
-            raise SdrsegError(f"{path}: step {step} is not finished; there are {', '.join(map(str, done))}.")
+            raise SdrsegError(f"{path}: step {step} is not finished. Finished steps: {', '.join(map(str, done))}.")
         return folder.step(done[-1] if step is None else step), path
     if (path / "meta.json").exists():
         if step is not None and path.name != str(step):
-            raise SdrsegError(f"{path} is one step already; leave out step {step}.")
+            raise SdrsegError(f"{path} is already a step. Leave out step {step}.")
         above = path.resolve().parent.parent
         return path, above if (above / "config.json").exists() else None
     if path.parent.name == "steps" and path.name.isdigit():
         raise SdrsegError(f"{path}: this step is not finished (there is no meta.json).")
     raise SdrsegError(
-        f"{path}: not a run (there is no config.json). Give the folder that was the --out of `sdrseg train`."
+        f"{path}: not a run (there is no config.json). Name a folder that was the --out of `sdrseg train`."
     )
 
 

@@ -31,7 +31,7 @@ def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
 
 
 def evaluate_run(folder: Path, data: Path | None, json: bool, transform: str | None = None) -> bool:
-    """Score all finished steps again; whether the numbers are those measured at training time."""
+    """Score all finished steps again; returns whether the scores equal those from training."""
     from sdrseg.engine.evaluate import score_again
 
     results = score_again(folder, data, transform=transform)

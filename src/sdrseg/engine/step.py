@@ -83,7 +83,7 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
         more = ({"base": key} if key else {}) | ({"lowered_rate": rate} if rate < 1 else {})
         meta = _meta(job, step, config, method.decision, more)
         job.folder.save_step(step.number, model, memory, meta)
-        if key is not None and not bad and rate == 1:  # skipped images would make it another base
+        if key is not None and not bad and rate == 1:  # with skipped images it would be a different base
             job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
 
 
@@ -176,7 +176,7 @@ def _warn(job: Job, step: Step, config: Config, student: Network, iterations: in
 
 
 def require_variances(job: Job) -> None:
-    """Stop where a step that is left would train batch norm on one image at a time, before anything is written."""
+    """Raise an error if an unfinished step would train batch norm on one image at a time."""
     done = job.folder.has_model(0) or job.base_is_stored()
     later = [job.config.of_step(1)] if len(job.scenario) > 1 else []
     for config in later if done else [job.base[1], *later]:

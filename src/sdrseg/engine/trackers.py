@@ -26,7 +26,7 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Some of Lightning's loggers for one run. What they keep is a copy: the log and the metrics are the truth."""
+    """Some of Lightning's loggers for one run. They only keep copies of the log and the metrics."""
 
     def __init__(self, names: Sequence[str], folder: Path, identity: Mapping[str, Any], config: Mapping[str, Any]):
         self._loggers = [_make(name, folder, str(identity["spec"])) for name in names]
@@ -55,7 +55,7 @@ class Trackers:
             logger.log_metrics(known, step)
 
     def pictures(self, name: str, pictures: Sequence[NDArray[np.uint8]], step: int) -> None:
-        """Pictures (H, W, 3), where a logger takes some."""
+        """Record pictures (H, W, 3) in loggers that support them."""
         for logger in self._loggers:
             if hasattr(logger, "log_image"):
                 logger.log_image(key=name, images=list(pictures), step=step)
@@ -67,7 +67,7 @@ class Trackers:
         for logger in self._loggers:
             logger.finalize("success")
             if hasattr(logger.experiment, "finish"):
-                logger.experiment.finish()  # of Weights & Biases: another run of this process has one of its own
+                logger.experiment.finish()  # Weights & Biases: the next run of this process needs a new one
 
 
 def _make(name: str, folder: Path, spec: str) -> Any:
@@ -89,5 +89,5 @@ def _make(name: str, folder: Path, spec: str) -> Any:
 
 
 def _name(name: str) -> str:
-    """A name that every tracker takes: MLflow refuses much in class names."""
+    """A name that every tracker accepts; MLflow allows few characters."""
     return re.sub(r"[^\w\-. :/]", "_", name)

@@ -1,4 +1,4 @@
-"""What is written down while a step is trained: JSON lines (the truth), TensorBoard, and a progress display.
+"""What is recorded while a step is trained: the log as JSON lines, trackers, and a progress display.
 
 Terms are kept on the device and read every few iterations, so that logging never makes the GPU wait. A term that is
 not finite is noticed then, with the iteration and the images at which it first was, and before anything is saved.
@@ -23,8 +23,8 @@ from sdrseg.engine.trackers import Trackers
 from sdrseg.errors import SdrsegError
 from sdrseg.threads import adapt
 
-RECENT = 100  # iterations in which is looked for what grew first
-GROWN = 4.0  # times what a term was before: from then on it has grown
+RECENT = 100  # iterations that are searched for the term that grew first
+GROWN = 4.0  # a term has grown when it is this many times its earlier value
 SETTINGS = {
     "kd": "kd.weight",
     "enc": "enc.weight",
@@ -35,7 +35,7 @@ SETTINGS = {
     "penalty": "importance.weight",
 }
 """The setting that lowers a term."""
-SHOW_SECONDS = 0.5  # between two updates of the display that wait for nothing
+SHOW_SECONDS = 0.5  # between two updates of the display
 
 
 class NotFiniteError(SdrsegError):
@@ -61,7 +61,7 @@ class Log:
         return self._lines.tell()
 
     def cut(self, size: int) -> None:
-        """Forget what was written after a saved state."""
+        """Remove the lines that were written after a saved state."""
         self._lines.truncate(size)
         self._lines.seek(size)
 
@@ -131,7 +131,7 @@ class Watch:
         self._kept.append((self.iteration, (*terms, "loss"), torch.stack(values)))
 
     def end_iteration(self, batch: Batch, metrics: Callable[[], dict[str, Tensor]]) -> bool:
-        """Count one iteration; log if it is time to. Returns whether it is time to save."""
+        """Count one iteration; write to the log if it is due. Returns whether it is time to save."""
         self._ids[self.iteration] = batch.ids
         self.bad.update(batch.bad)
         self._images += len(batch.ids)
@@ -193,8 +193,8 @@ class Watch:
         }
 
     def _show(self, entry: dict[str, Any]) -> None:
-        """Display an entry with the time taken and the time left, which the first iteration tells only roughly: where
-        there are more, it is not counted."""
+        """Display an entry with elapsed and remaining time. The first iteration is slower and, if there are more, not
+        counted."""
         self._shown = now = time.monotonic()
         elapsed = now - self._began + self._before
         each = (now - self._began) / self._counted
@@ -204,7 +204,7 @@ class Watch:
             self._first_is_over, self._before, self._began, self._counted = True, elapsed, now, 0
 
     def _check(self, values: Values) -> None:
-        """Stop the run if any term was not finite since the last look."""
+        """Stop the run if any term was not finite since the last check."""
         firsts = {
             name: min((at for at, value in course.items() if not math.isfinite(value)), default=None)
             for name, course in values.items()
@@ -221,11 +221,11 @@ class Watch:
         raise NotFiniteError(
             f"step {self.step}, iteration {first}: {what} not finite; {grown} grew first. "
             f"Images: {', '.join(self._ids.get(first, ()))}. The last saved state is intact. Lower {remedy} and start "
-            f"in a new folder, or give the same command again with --set run.on_divergence=lower."
+            f"in a new folder, or run the same command again with --set run.on_divergence=lower."
         )
 
     def _grown_first(self) -> str:
-        """The term that was the first to grow far beyond what it was some iterations ago."""
+        """The first term that grew far beyond its earlier values."""
         begin = {
             name: statistics.median([value for _, value in list(course)[: max(1, len(course) // 3)]])
             for name, course in self._recent.items()
