@@ -46,7 +46,7 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register_method(method: M) -> M:
-    """Make a method known by its name; usable as a decorator of a subclass of `Method`."""
+    """Register a method by its name; use it as a decorator of a subclass of `Method`."""
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise UsageError(f"register_method: {method!r} is not a subclass of sdrseg.Method.")
     for needed in ("name", "summary"):
@@ -97,7 +97,7 @@ for _method in _ALL:
 
 
 def resolve_method(text: str) -> str:
-    """The name of a method that is given by name, or as a Python file that registers it: FILE.py or FILE.py:NAME."""
+    """The name of a method, given by name or as a Python file that registers it: FILE.py or FILE.py:NAME."""
     if text.endswith(".py") or ".py:" in text:
         return load_method_file(text, METHODS)
     return find_method(text).name

@@ -1,4 +1,4 @@
-"""How the memory of earlier steps is adjusted to a later one: features that have moved, background that was a class."""
+"""Adjusts the memory of earlier steps to a later one: shifted features, and background that contained a new class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = 4096  # vectors whose distances are computed at once
 
 
 class Drift:
-    """By how much the features of each old class have moved in a step."""
+    """The shift of the features of each old class in a step."""
 
     def __init__(self, classes: int, channels: int, device: torch.device):
         self.sums = widest(torch.zeros(classes, channels + 1, device=device))  # of shifts, and of cells
@@ -26,7 +26,7 @@ class Drift:
         self.sums.index_add_(0, old[old > 0], moved.to(self.sums))
 
     def shift(self, remembered: Memory | None, processes: Processes) -> Tensor:
-        """(K, D): the mean shift of each class; one that was not seen moves as the classes do that are like it."""
+        """(K, D): the mean shift of each class; a class that was not seen gets the shift of similar classes."""
         sums = processes.sum(self.sums)
         count = sums[:, -1:]
         shift = (sums[:, :-1] / count.clamp_min(1)).float()
@@ -40,7 +40,7 @@ class Drift:
 
 
 def share_of_new(background: Memory, sample: Sample, first: int) -> Tensor:
-    """(M,): of the step's points that are nearest to each part of the background, the share that is labelled new.
+    """(M,): for each part of the background, the share of its nearest points in this step that is labelled new.
 
     New classes begin with channel `first`. A part that is nearest to no point has share 0.
     """

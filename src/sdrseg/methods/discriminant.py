@@ -1,4 +1,4 @@
-"""A row of the classifier that tells a class from everything else, computed from samples of features (Fisher)."""
+"""A row of the classifier that separates a class from everything else, from samples of features (Fisher)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EWC, PI and RW: parameters that mattered for the old classes are held back.
+"""EWC, PI and RW: a penalty on changing parameters that are important for the old classes.
 
 Statistics are gathered from the gradients of the losses; the penalty's own gradient is added afterwards, so it never
 enters them. All processes see the same averaged gradients and so keep the same statistics.
@@ -54,9 +54,9 @@ def penalty_term(symbol: str) -> Term:
 
 
 class ImportanceMethod(Method):
-    """Cross-entropy and a penalty on changing important parameters. Subclasses say what is important."""
+    """Cross-entropy and a penalty on changing important parameters. Subclasses define importance."""
 
-    own_step0 = True  # there is nothing to hold back without statistics of step 0
+    own_step0 = True  # the penalty needs statistics of step 0
 
     def __init__(self, config: Config, processes: Processes | None = None):
         super().__init__(config, processes)
@@ -105,7 +105,7 @@ class ImportanceMethod(Method):
         self.end_statistics(self._parameters(student))
 
     def importance(self, name: str) -> Tensor:
-        """How much a parameter of the old model matters, 0..1, in its shape."""
+        """The importance of a parameter of the old model, 0..1, in its shape."""
         raise NotImplementedError
 
     def normalised(self, what: str, name: str) -> Tensor:
@@ -113,15 +113,15 @@ class ImportanceMethod(Method):
         return normalised(self.memory[what][name], self.rows if name.startswith("classifier.") else ())
 
     def begin_statistics(self, parameters: Named) -> None:
-        """Make room for the parameters of this step, new rows included."""
+        """Allocate statistics for the parameters of this step, including new rows."""
         raise NotImplementedError
 
     def gather(self, name: str, gradient: Tensor, now: Tensor) -> None:
-        """Look at one parameter's gradient, once an iteration."""
+        """Update the statistics with the gradient of one parameter, once per iteration."""
         raise NotImplementedError
 
     def end_statistics(self, parameters: Named) -> None:
-        """The step is over."""
+        """Called at the end of the step."""
 
     def state_dict(self) -> dict[str, Tensor]:
         state = super().state_dict()
@@ -149,7 +149,7 @@ class ImportanceMethod(Method):
 
 
 def grown(old: Tensor | None, like: Tensor, fill: float) -> Tensor:
-    """Statistics in the shape of a parameter: those there were, and `fill` for new rows."""
+    """Statistics in the shape of a parameter: the old ones, and `fill` for new rows."""
     new = torch.full_like(like, fill)
     if old is not None:
         new[: len(old)] = old
@@ -223,7 +223,7 @@ class RW(EWC):
             score, last = self.memory["score"], self.memory["last"]
             score[name] = score_update(score[name], gradient, self.memory["fisher"][name], last[name], now)
             last[name] = now.detach().clone()
-        super().gather(name, gradient, now)  # after the score, which takes F as it was
+        super().gather(name, gradient, now)  # after the score, which uses the previous F
 
     def end_statistics(self, parameters: Named) -> None:
         before = self.memory.get("saved", {})

@@ -1,4 +1,4 @@
-"""LAPS: latent anchors, per-class sigmoids. Each class answers yes or no for itself; no image is stored.
+"""LAPS: latent anchors, per-class sigmoids. Each class has its own binary classifier; no image is stored.
 
 Old rows of the classifier stay as they are. New rows learn "yes" from the labels of the step and "no" from everything
 else: the other pixels of the step, and features drawn from a memory of background and old classes, weighted so that all
@@ -106,8 +106,8 @@ class LAPS(Method):
         self.memory = LatentMemory(own.memory, own.rank, own.clusters)
         self.replays: list[Replay] = []
         self.iteration = 0
-        self.seen = torch.zeros(())  # what this step's data count for, in points; from the survey before fitting
-        self.hidden: Tensor | None = None  # share of each part of the background that this step labels new
+        self.seen = torch.zeros(())  # the weight of this step's data in points, from the survey before fitting
+        self.hidden: Tensor | None = None  # the share of each part of the background that this step labels as new
 
     @property
     def row_rates(self) -> tuple[float, float]:
@@ -132,7 +132,7 @@ class LAPS(Method):
         self.scale = torch.ones((), device=rows.weight.device)
 
     def wants_survey(self, when: When) -> bool:
-        return when == "after" or self.step.number > 0  # before step 0 there is nothing to weigh or to start from
+        return when == "after" or self.step.number > 0  # not needed before step 0
 
     def begin_survey(self, when: When) -> None:
         self._when = when
@@ -147,7 +147,7 @@ class LAPS(Method):
             old = self.old_class(batch.labels, teacher, x)
             if self.own.drift:
                 self._drift.add(x, at_least_float32(teacher.embedding), old)
-            labels = torch.where(old > 0, VOID, labels)  # no background: an old class whose label is hidden
+            labels = torch.where(old > 0, VOID, labels)  # an old class whose label is hidden, not background
         self._sample.add(x, labels, batch.ids)
 
     def end_survey(self, when: When) -> None:
@@ -157,7 +157,7 @@ class LAPS(Method):
                 self.memory.drift(self._drift.shift(self.memory.classes, self.processes))
             first = max(1, self.step.n_old)
             self.memory.learn(self._sample, range(first, self.step.classes), self._seed())
-            self.hidden = None  # it was about the background as it was before
+            self.hidden = None  # it described the earlier background
         else:
             self.seen = self._sample.counts.sum().float() / self._rarity()
             if self.step.protocol == "overlapped" and self.memory.background is not None:
@@ -179,7 +179,7 @@ class LAPS(Method):
         return (self.config.train.seed * 1000 + self.step.number) * 10_000_000 + 10 * self.iteration
 
     def _rarity(self) -> float:
-        """The share that a point of memory counts for: below 1 if new classes are to be as frequent as old ones."""
+        """The weight of a point of memory: below 1 if new classes should be as frequent as old ones."""
         classes, n_old = self.memory.classes, self.step.n_old
         if self.own.prior == "seen" or classes is None:
             return 1.0
@@ -188,8 +188,8 @@ class LAPS(Method):
         return min(1.0, max(1.0, new) / max(1.0, old))
 
     def _remembered(self) -> dict[str, Memory]:
-        """The memory as it counts in this step. In overlapped steps earlier background hides the new classes: it counts
-        the less, the more of this step's points that are like it are labelled new."""
+        """The memory with its weights in this step. In overlapped steps earlier background contains the new classes:
+        its weight is lower, the more of the similar points of this step are labelled new."""
         parts = self.memory.parts()
         if self.hidden is not None:
             background = parts["background"]
@@ -215,7 +215,7 @@ class LAPS(Method):
         return {"ce": self.mean_of("ce", sums) / self.scale} | self._distillation(batch, z, t)
 
     def more_terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """What new rows learn from remembered features: "no" (replay), and a softmax with the old rows (versus)."""
+        """Terms of new rows on remembered features: negatives (replay), and a softmax with the old rows (versus)."""
         if teacher is None:
             return {}
         n_old = self.step.n_old
@@ -228,7 +228,7 @@ class LAPS(Method):
         return {n: torch.stack([nothing, *parts]).sum() / self.scale for n, parts in sums.items() if weights[n] > 0}
 
     def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
-        """The teacher's logits; old rows learn no where the label is a new class, if `laps.on_new` says so."""
+        """The teacher's logits; where the label is a new class, the target of old rows is 0 if `laps.on_new` is no."""
         if t is None or self.own.on_new != "no":
             return t
         return at_least_float32(t).masked_fill(self._labelled_new(batch)[:, None], CERTAIN_NO)
@@ -241,7 +241,7 @@ class LAPS(Method):
         return (batch.labels >= max(1, self.step.n_old)) & (batch.labels != VOID)
 
     def scores_of(self, points: Tensor) -> Tensor:
-        """Scores (N, K) of features (N, D) whose surroundings are like them; the largest decides."""
+        """Scores (N, K) of features (N, D), as if their neighbourhood had the same features; the largest decides."""
         rows = self.student.classifier
         assert rows.bias is not None
         weight = at_least_float32(rows.weight).sum((2, 3))
@@ -249,7 +249,7 @@ class LAPS(Method):
         return scores(self._against_rest(z), self.decision)
 
     def _against_rest(self, z: Tensor) -> Tensor:
-        """Scores whose sign says yes or no, from logits."""
+        """Scores from logits, whose sign is the binary decision."""
         return z
 
     # --- the step's data --------------------------------------------------------------------------------------------
@@ -260,13 +260,13 @@ class LAPS(Method):
         return to_grid(labels, size, stride, VOID)
 
     def old_class(self, labels: Tensor, teacher: Output, embedding: Tensor) -> Tensor:
-        """(B, h, w): the old class that the teacher sees where the label is background, else 0."""
+        """(B, h, w): the old class that the teacher predicts where the label is background, else 0."""
         seen = decide(at_least_float32(teacher.coarse), self.step.teacher_decision)
         return torch.where(self._on_grid(labels, embedding) == 0, seen, 0)
 
     @torch.no_grad()
     def _start_rows(self) -> None:
-        """Start new rows as discriminants between their class and everything else, as long as old rows on average."""
+        """Initialise new rows as discriminants of their class from everything else, with the mean norm of old rows."""
         sample, n_old, rows = self._sample, self.step.n_old, self.student.classifier
         no = [(sample.of(0)[:NEGATIVES], float(sample.counts[0]))]
         share = float(sample.counts.sum() / self.seen)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LAPSSoftmax(LAPS):
-    """A new row says yes or no against all old rows together, which stay as they are."""
+    """A new row is a binary decision against all old rows together, which stay unchanged."""
 
     name = "laps-softmax"
     summary = "LAPS on a softmax model: new rows answer against the log-sum-exp of the old ones"
@@ -48,7 +48,7 @@ class LAPSSoftmax(LAPS):
     def distilled(self, batch: Batch) -> Tensor:
         keep = Method.distilled(
             self, batch
-        )  # a softmax has no "no" for all old rows together: they learn nothing there
+        )  # a softmax cannot be negative for all old rows together: they learn nothing there
         return keep if self.own.on_new == "teacher" else keep & ~self._labelled_new(batch)
 
     def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:

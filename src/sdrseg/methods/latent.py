@@ -98,8 +98,8 @@ class LatentSpace:
     def begin_step(
         self, step: StepInfo, channels: int, stride: int, device: torch.device, nonnegative: bool = False
     ) -> None:
-        """Make room for the new classes. `channels` and `stride` of the features; `nonnegative`: whether they are so by
-        construction."""
+        """Add the new classes. `channels` and `stride` of the features; `nonnegative`: whether they are never negative
+        by construction."""
         self.step, self._stride, self._nonnegative = step, stride, nonnegative
         for average in AVERAGES:
             old = self.prototypes.get(average)

@@ -1,4 +1,4 @@
-"""LwF-MC, the multi-class variant of iCaRL (Rebuffi et al. 2017): sigmoids in place of the softmax."""
+"""LwF-MC, the multi-class variant of iCaRL (Rebuffi et al. 2017): sigmoids instead of the softmax."""
 
 from __future__ import annotations
 

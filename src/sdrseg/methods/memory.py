@@ -1,4 +1,4 @@
-"""What LAPS remembers between steps: how the classifier's input is distributed for each class. No images, no labels.
+"""The memory of LAPS between steps: the distribution of the classifier's input for each class. No images, no labels.
 
 A `Sample` draws feature vectors of every class uniformly from a pass over the data. `fit` makes of them a mean, a
 low-rank covariance and a diagonal for each class and for clusters of background, or keeps vectors as they are. `Replay`
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from sdrseg.distributed import Processes
 
-BACKGROUND, CLASS = 8192, 2048  # feature vectors that are sampled of background, and of any other class
-KEPT = 512  # of these, how many of a class are remembered as they are
-POINTS = 1024  # cells of an image that are looked at
+BACKGROUND, CLASS = 8192, 2048  # feature vectors sampled from background, and from any other class
+KEPT = 512  # how many vectors of a class are stored for memory = features
+POINTS = 1024  # cells sampled from an image
 FAR = torch.iinfo(torch.int64).max
 
 
 class Sample:
-    """Feature vectors of each class, drawn uniformly: each slot keeps the vector with the smallest key of those that
-    fall into it. Keys follow from images and places alone, so neither batches nor processes change what is drawn."""
+    """Feature vectors of each class, sampled uniformly: each slot keeps the vector with the smallest key. Keys depend
+    on images and positions only, so the sample does not depend on batches or processes."""
 
     def __init__(self, classes: int, channels: int, device: torch.device):
         self.room = torch.tensor([BACKGROUND] + [CLASS] * (classes - 1), device=device)
@@ -34,7 +34,7 @@ class Sample:
         self.counts = torch.zeros(classes, dtype=torch.long, device=device)
 
     def add(self, embedding: Tensor, labels: Tensor, ids: Sequence[str]) -> None:
-        """Embedding (B, D, h, w) and labels (B, h, w) on its grid; labels that are no class are passed over."""
+        """Embedding (B, D, h, w) and labels (B, h, w) on its grid; labels that are not a class are skipped."""
         step = max(1, round((labels[0].numel() / POINTS) ** 0.5))
         grid = (..., slice(step // 2, None, step), slice(step // 2, None, step))
         x, y = embedding[grid].flatten(2).transpose(1, 2).flatten(0, 1).float(), labels[grid].flatten().long()
@@ -48,7 +48,7 @@ class Sample:
         self.counts += torch.bincount(y, minlength=len(self.counts))
 
     def gather(self, processes: Processes) -> None:
-        """Put together what all processes have drawn."""
+        """Merge the samples of all processes."""
         if processes.world > 1:
             smallest = -processes.max(-self.keys)
             mine = (self.keys == smallest) & (smallest < FAR)
@@ -62,7 +62,7 @@ class Sample:
 
 
 def _keys(ids: Sequence[str], places: int, device: torch.device) -> Tensor:
-    """A number of 62 bits for each place of each image, (B · places,)."""
+    """A 62-bit number for each position of each image, (B · positions,)."""
     images = [int.from_bytes(hashlib.blake2b(id.encode(), digest_size=7).digest()) for id in ids]
     mixed = (
         torch.tensor(images, device=device)[:, None] + torch.arange(1, places + 1, device=device) * 0x9E3779B97F4A7C1
@@ -119,7 +119,7 @@ def _cluster(x: Tensor, clusters: int, rounds: int = 20) -> Tensor:
 
 
 class Vectors(NamedTuple):
-    """Feature vectors as they are."""
+    """Stored feature vectors."""
 
     owner: Tensor  # (M,) channel
     points: Tensor  # (M,) the number of points each represents
@@ -147,7 +147,7 @@ class Replay:
 
     @torch.no_grad()
     def draw(self, seed: int) -> None:
-        """New points in place: the same in every process, and the same again for the same seed."""
+        """Draw new points in place: the same in every process, and for the same seed."""
         memory = self.memory
         if not isinstance(memory, Gaussians) or len(memory.owner) == 0:
             return
@@ -173,7 +173,7 @@ def fit(vectors: Tensor, owner: int, count: float, form: Form, rank: int, cluste
 
 
 def drawn(memory: Memory, number: int, seed: int) -> Tensor:
-    """(number, D) vectors, as many of each component as it has points; the same again for the same seed."""
+    """(number, D) vectors, as many of each component as it has points; the same for the same seed."""
     share = memory.points.cumsum(0) / memory.points.sum().clamp_min(1e-12)
     even = (torch.arange(number, device=share.device) + 0.5) / number
     chosen = torch.searchsorted(share, even).clamp_max(len(share) - 1)
@@ -191,7 +191,7 @@ class LatentMemory:
         self.classes: Memory | None = None
 
     def learn(self, sample: Sample, new: range, seed: int) -> None:
-        """Take in the background and the new classes of a step."""
+        """Add the background and the new classes of a step."""
         options = (self.form, self.rank, self.clusters)
         seen = [(c, sample.of(c)) for c in new]
         fresh = [fit(x, c, float(sample.counts[c]), *options) for c, x in seen if len(x) > 0]
@@ -206,7 +206,7 @@ class LatentMemory:
             self.background = fit(x, 0, count, *options)
 
     def drift(self, shift: Tensor) -> None:
-        """The features of each class have moved by shift (K, D)."""
+        """Shift the memory of each class by `shift` (K, D)."""
         if self.classes is not None:
             self.classes = self.classes._replace(mean=self.classes.mean + shift[self.classes.owner])
 
@@ -236,7 +236,7 @@ class LatentMemory:
 
 
 def parts_of(state: Mapping[str, Tensor]) -> dict[str, Memory]:
-    """The memory of background and of the classes in the state of a method, as far as there is one."""
+    """The memory of background and of the classes in the state of a method, if there is one."""
     read = {name: _read(state, f"memory.{name}.") for name in ("background", "classes")}
     return {name: part for name, part in read.items() if part is not None}
 

@@ -1,4 +1,4 @@
-"""A user's own methods: a Python file in place of a name, and how their code enters the keys of bases."""
+"""Custom methods: a Python file instead of a name, and how its code enters the keys of bases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DIGESTS: dict[type[Method], str] = {}
 
 
 def load_method_file(text: str, known: dict[str, type[Method]]) -> str:
-    """FILE.py, or FILE.py:NAME where the file registers several: run the file and return the name of the method."""
+    """Run FILE.py, or FILE.py:NAME if the file registers several methods, and return the name of the method."""
     head, colon, wanted = text.rpartition(":")
     file, wanted = (Path(head), wanted) if colon and head.endswith(".py") else (Path(text), "")
     names = run_file(file, known)
@@ -31,12 +31,12 @@ def load_method_file(text: str, known: dict[str, type[Method]]) -> str:
 
 
 def file_digest(method: type[Method]) -> str:
-    """The start of the SHA-256 of the file that a method was given as, "" for one that was given by name."""
+    """The start of the SHA-256 of the file of a custom method, "" for a method given by name."""
     return source_digest(method)[:12] if method.__module__.startswith(OWN) else ""
 
 
 def keep_source(method: type[Method], folder: Path) -> None:
-    """Copy the file that a method was given as into the folder of its run, to be read; nothing ever executes it."""
+    """Copy the file of a custom method to the folder of its run, for reference; it is never executed."""
     copy = folder / "method.py"
     if not file_digest(method) or copy.exists():
         return
@@ -49,7 +49,7 @@ def keep_source(method: type[Method], folder: Path) -> None:
 
 
 def require_appeared(method: Method, seen: Collection[str]) -> None:
-    """Stop if a later step did without a term that has a weight."""
+    """Raise an error if a later step lacks a term that has a weight."""
     for name, weight in method.weights().items():
         if weight > 0 and name not in seen and method.teacher is not None:
             raise UsageError(
@@ -59,13 +59,13 @@ def require_appeared(method: Method, seen: Collection[str]) -> None:
 
 
 def require_super(method: Method, hook: str, left: str) -> None:
-    """Stop if a hook of a user's method did not call the one it overrides, which leaves an attribute behind."""
+    """Raise an error if a hook of a custom method did not call the one it overrides, which sets an attribute."""
     if not hasattr(method, left):
         raise UsageError(f"method {method.name}: its {hook} has to call super().{hook}(…).")
 
 
 def require_weights(method: Method) -> None:
-    """Stop if a user's `weights` dropped weights that are configured: their terms would weigh 1."""
+    """Raise an error if a custom `weights` lacks configured weights: their terms would have weight 1."""
     if dropped := [name for name in Method.weights(method) if name not in method.weights()]:
         raise UsageError(
             f"method {method.name}: its weights() leaves out {', '.join(dropped)}. Begin with super().weights()."
@@ -80,7 +80,7 @@ def require_weights(method: Method) -> None:
 
 
 def source_digest(method: type[Method]) -> str:
-    """SHA-256 of the code of a user's own method, "" for ours: a base it has trained is not one of a later version.
+    """SHA-256 of the code of a custom method, "" for built-in ones: a changed method does not share its earlier bases.
 
     That of the moment when it was registered, which is the code that runs: the file may be edited meanwhile.
     """

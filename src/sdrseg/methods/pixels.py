@@ -120,7 +120,7 @@ class PixelTerms:
         return {"ce": self.mean_of("ce", sums)} | kept
 
     def _split(self, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Labels for the unbiased CE, and those for the plain one: a pixel that got an old class is no background."""
+        """Labels for the unbiased CE, and those for the plain one: a pixel relabelled as old is not background."""
         hidden = self._hidden()
         return split_labels(labels, hidden) if self.relabels and hidden > 1 else (labels, None)
 
@@ -141,7 +141,7 @@ class PixelTerms:
             return {"kd": self.mean_of("kd", cil_sums(z, t, batch.labels, keep, entropy_weight=kd.entropy_weight))}
         if kd.kind == "binary":
             return {"kd": self.mean_of("kd", binary_distillation_sums(z, t, keep))}
-        sums = distillation_sums if kd.kind == "standard" else unbiased_distillation_sums  # beside a binary CE
+        sums = distillation_sums if kd.kind == "standard" else unbiased_distillation_sums  # with a binary CE
         return {"kd": self._distillation_mean(sums(z, t, keep), t)}
 
     def _distillation_mean(self, sums: Tensor, t: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ OWN_DATA = {
     "kd.normaliser": From("at_least_16", "stability with few old classes (benchmarks/stability.py)"),
     "optim.clip": From(25.0, "stability from random weights (benchmarks/stability.py)"),
 }
-"""What the preset `default` adds for data other than VOC, ADE20K and generated scenes: nobody has tuned weights and
-rates for them."""
+"""What the preset `default` adds for data other than VOC, ADE20K and generated scenes, because weights and learning
+rates are not tuned for them."""
 
 PRESETS: dict[str, dict[str, From]] = {
     "default": {},
