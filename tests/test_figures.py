@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from sdrseg.errors import UsageError
-from sdrseg.report.latent import BINS, Latent
+from sdrseg.report.latent import BINS
+from sdrseg.study.activations import share_uncertain
 from sdrseg.study.cell import cell_of
 from sdrseg.study.figures import FORMATS, draw_classes, draw_steps, look_of
-from sdrseg.study.model_figures import share_uncertain
 from test_tables import cell
 
 
@@ -98,5 +98,5 @@ def test_lines_differ_in_more_than_colour():
 
 
 def test_the_share_of_uncertain_activations():
-    assert share_uncertain(Latent(histogram=np.full(BINS, 1 / BINS))) == pytest.approx(0.55)
-    assert share_uncertain(Latent()) is None
+    assert share_uncertain(np.full(BINS, 1 / BINS)) == pytest.approx(0.55)
+    assert share_uncertain(np.eye(BINS)[0]) == 0 and share_uncertain(np.eye(BINS)[BINS // 2]) == pytest.approx(1)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import statistics
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sdrseg.errors import UsageError
-from sdrseg.study.cell import KEYS, Cell, read_cell, scores_of
+from sdrseg.study.activations import with_activations
+from sdrseg.study.cell import KEYS, Cell, cell_of, read_cell, scores_of
 from sdrseg.study.compare import compare, differences, grouped
 from sdrseg.study.paper import experiments_of, paper_table, paper_tables, study_of
 from sdrseg.study.render import to_csv, to_latex, to_markdown
 from sdrseg.study.statistics import T95, difference
-from sdrseg.study.tables import fill
+from sdrseg.study.tables import fill, paper_form
 
 
 def cell(method: str = "sdr", seed: int = 0, all: float = 50.0, **more) -> Cell:
@@ -197,3 +200,28 @@ def test_the_command_compares_files(tmp_path, sdrseg):
     assert sdrseg("compare", tmp_path, "--format", "latex", "--to", tmp_path / "table.tex")[0] == 2
     assert sdrseg("compare", tmp_path, "--format", "word")[0] == 2
     assert sdrseg("compare", tmp_path / "0.json", "--eval", "crop256")[0] == 2
+
+
+def test_uncertain_activations_are_measured_once_and_kept(trained, tmp_path):
+    one = cell_of(trained)
+    experiment = SimpleNamespace(hash=one["config"], folder="run")
+    (measured,), notes = with_activations([one], [experiment], tmp_path, None)
+    assert measured == one and "cannot be read" in notes[0]  # there is no such run
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(trained, tmp_path / "runs/run")
+    (measured,), notes = with_activations([one], [experiment], tmp_path, None)
+    kept = json.loads((tmp_path / "activations/run.json").read_text())
+    low, high = (sum(kept["histogram"][k] for k in range(*bins)) for bins in ((8, 21), (7, 22)))  # bins of 0.04
+    assert 100 * low <= measured["uncertain"] <= 100 * high and sum(kept["histogram"]) == pytest.approx(1)
+    assert kept["images"] == 12 and notes == ()
+    shutil.rmtree(tmp_path / "runs")  # the models are not needed again
+    assert with_activations([one], [experiment], tmp_path, None) == ([measured], ())
+
+
+def test_of_uncertain_activations_fewer_are_better():
+    table = paper_table("activation-histogram")
+    found = {("FT", table.columns[0]): [cell("ft") | {"uncertain": 20.0}]}
+    found["FT, sparsity", table.columns[0]] = [cell("ft") | {"uncertain": 10.0}]
+    (block,) = paper_form(table, found).blocks
+    assert [line.values[0].rank for line in block.lines] == [2, 1]
+    assert [value.paper for value in block.lines[0].values] == [None, 5.8, 4.9, 5.6]

@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 
 import numpy as np
+import optuna
 import pytest
 
 from runs import TINY, Quiet, run
@@ -44,10 +45,19 @@ def seal(monkeypatch) -> None:
         monkeypatch.setattr(Shapes, name, guarded(getattr(Shapes, name)))
 
 
-def test_no_search_reads_a_test_image(tmp_path, monkeypatch):
+def test_no_search_reads_a_test_image_and_trials_are_pruned_after_a_step(tmp_path, monkeypatch):
+    class AllButTheFirst(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            return trial.number > 0
+
+    monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda **_: AllButTheFirst())
     seal(monkeypatch)
-    result = search_ranges(tuned(tmp_path), [Range("kd.weight", 0.1, 5, log=True)], trials=2, minutes=None)
-    assert len(result["trials"]) == 2 and 0.1 <= result["chosen"]["kd.weight"] <= 5 and not result["oracle"]
+    search = tuned(tmp_path, spec="shapes:8-1@disjoint")
+    result = search_ranges(search, [Range("kd.weight", 0.1, 5, log=True)], trials=2, minutes=None)
+    assert [trial["stage"] for trial in result["trials"]] == ["search", "pruned"] and not result["oracle"]
+    assert 0.1 <= result["chosen"]["kd.weight"] == result["trials"][0]["values"]["kd.weight"] <= 5
+    steps = [sorted(p.name for p in tmp_path.glob(f"tune/trials/{n}/steps/*")) for n in (0, 1)]
+    assert steps == [["0", "1", "2"], ["0", "1"]]
     scenario = json.loads(next(tmp_path.glob("tune/trials/*/scenario.json")).read_text())
     train = set(Shapes(32, 150, 24).ids("train"))
     assert set(scenario["mask_digests"]) == train

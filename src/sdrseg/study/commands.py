@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,14 @@ def paper_results(
         table = paper_table(name)
         cells = finished_cells(given.out or Path(name), given.results)
         grid = experiments_of(table, seeds, preset, settings)
-        show_table(fill(table, grid, cells, _known(transform)), format, to)
+        notes: tuple[str, ...] = ()
+        if "uncertain" in table.values:
+            from sdrseg.study.activations import with_activations
+
+            some = [experiment for row in grid.values() for experiment in row]
+            cells, notes = with_activations(cells, some, given.out or Path(name), given.data)
+        filled = fill(table, grid, cells, _known(transform))
+        show_table(replace(filled, notes=(*filled.notes, *notes)), format, to)
     return well
 
 

@@ -13,10 +13,8 @@ from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.report.collect import RunRecord, collect
 from sdrseg.report.latent import BINS, Latent, measure
 from sdrseg.report.pictures import TestImage, choose, load_images, look, open_data
+from sdrseg.study.activations import UNCERTAIN, share_uncertain
 from sdrseg.study.figures import COLUMN, DPI, PAGE, figure, look_of, save
-
-UNCERTAIN = (0.3, 0.85)
-"""The range of activations that, according to the paper, its sparsity term removes."""
 
 
 def open_runs(
@@ -38,16 +36,6 @@ def measured(runs: Sequence[RunRecord], images: Sequence[TestImage]) -> list[Lat
     return [measure(look(run, images), run, len(run.all_names)) for run in runs]
 
 
-def share_uncertain(latent: Latent) -> float | None:
-    """The share of activations, divided by the largest of their class, between 0.3 and 0.85."""
-    if latent.histogram is None:
-        return None
-    edges = np.linspace(0, 1, BINS + 1)
-    low, high = UNCERTAIN
-    inside = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None) * BINS
-    return float((latent.histogram * inside).sum())
-
-
 def draw_histogram(runs: Sequence[RunRecord], images: Sequence[TestImage], out: Path, dpi: int = DPI) -> list[Path]:
     """The distribution of activations, each divided by the largest of its class in the image."""
     latents = measured(runs, images)
@@ -56,7 +44,7 @@ def draw_histogram(runs: Sequence[RunRecord], images: Sequence[TestImage], out: 
         axis = made.subplots()
         for number, (run, latent) in enumerate(zip(runs, latents, strict=True)):
             if latent.histogram is not None:
-                share = 100 * (share_uncertain(latent) or 0)
+                share = 100 * share_uncertain(latent.histogram)
                 label = f"{run.label} ({share:.1f} % in {UNCERTAIN[0]}–{UNCERTAIN[1]})"
                 axis.plot(centres, np.maximum(latent.histogram, 1e-7), label=label, **look_of(number))
         axis.axvspan(*UNCERTAIN, color="0.93", lw=0)

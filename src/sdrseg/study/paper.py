@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ class PaperTable:
         """The paper's numbers by score."""
         place = self.columns.index(column)
         numbers = row.paper[place] if place < len(row.paper) else ()
-        return dict(zip(self.values, numbers, strict=False))
+        return {name: n for name, n in zip(self.values, numbers, strict=False) if not math.isnan(n)}
 
 
 @cache

@@ -12,6 +12,7 @@ from sdrseg.study.paper import Grid, PaperTable
 from sdrseg.study.statistics import Spread, spread
 
 NOT_RANKED = ("offline",)
+LOWER_IS_BETTER = ("uncertain",)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _block(
         scores = [scores_of(cell, transform, parse_spec(column)) for cell in found.get((row.name, column), ())]
         values = [
             Value(
-                spread([s[name] for s in scores if s is not None and s[name] is not None]),
+                spread([s[name] for s in scores if s is not None and s.get(name) is not None]),
                 printed.get(name),
                 f"{column} {name}" in row.misprints,
             )
@@ -101,7 +102,7 @@ def _block(
         ]
         if printed or row.is_run(column):
             lines.append(Line(row.name, tuple(values), row.method not in NOT_RANKED))
-    return Block(column, table.values, ranked(lines))
+    return Block(column, table.values, ranked(lines, table.values))
 
 
 def _per_class(
@@ -125,7 +126,7 @@ def _per_class(
     return Block(column, heads, tuple(lines))
 
 
-def ranked(lines: Sequence[Line]) -> tuple[Line, ...]:
+def ranked(lines: Sequence[Line], names: Sequence[str] = ()) -> tuple[Line, ...]:
     """The lines with rank 1 for the best of each column and 2 for the next; equal values share a rank."""
     result = [list(line.values) for line in lines]
     for column in range(max((len(line.values) for line in lines), default=0)):
@@ -134,7 +135,8 @@ def ranked(lines: Sequence[Line]) -> tuple[Line, ...]:
             for number, line in enumerate(lines)
             if line.ranked and (value := line.values[column].ours) is not None
         }
-        for rank, best in enumerate(sorted(set(means.values()), reverse=True)[:2], 1):
+        lowest = column < len(names) and names[column] in LOWER_IS_BETTER
+        for rank, best in enumerate(sorted(set(means.values()), reverse=not lowest)[:2], 1):
             for number, mean in means.items():
                 if mean == best and len(means) > 1:
                     old = result[number][column]

@@ -161,14 +161,17 @@ def search_ranges(
         direction="maximize",
         load_if_exists=True,
     )
-    left = None if trials is None else max(0, trials - sum(t.state.is_finished() for t in study.trials))
-    if left != 0:
-        study.optimize(objective, n_trials=left, timeout=None if minutes is None else 60 * minutes, catch=())
-    done = [trial for trial in study.trials if trial.value is not None]
-    if not done:
+    ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    if trials is None or len(study.get_trials(states=ended)) < trials:
+        enough = [] if trials is None else [optuna.study.MaxTrialsCallback(trials, ended)]  # of all processes together
+        study.optimize(objective, timeout=None if minutes is None else 60 * minutes, callbacks=enough)
+    done = study.get_trials(states=ended)
+    pruned = [trial for trial in done if trial.state == optuna.trial.TrialState.PRUNED]
+    if len(done) == len(pruned):
         raise SdrsegError("No trial finished. Give the search more time.")
-    search.trials = [Trial("search", trial.params, trial.value) for trial in done]
-    return search.write(study.best_trial.params, f"Optuna, {quantity(len(done), 'trial')}")
+    search.trials = [Trial("pruned" if trial in pruned else "search", trial.params, trial.value) for trial in done]
+    strategy = f"Optuna, {quantity(len(done), 'trial')}" + (f", {len(pruned)} of them pruned" if pruned else "")
+    return search.write(study.best_trial.params, strategy)
 
 
 def _optuna() -> Any:

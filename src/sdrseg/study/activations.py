@@ -1,0 +1,64 @@
+"""The share of uncertain activations of finished runs, measured once from their models and kept beside the results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdrseg.errors import SdrsegError
+from sdrseg.files import write_json
+from sdrseg.report.collect import collect
+from sdrseg.report.latent import BINS, Floats, normalised_counts
+from sdrseg.report.pictures import choose, load_images, look, open_data
+from sdrseg.study.cell import Cell
+from sdrseg.study.grid import Experiment
+
+UNCERTAIN = (0.3, 0.85)
+"""Activations, relative to the largest of their class, that the sparsity term removes according to the paper."""
+IMAGES = 100
+
+
+def share_uncertain(histogram: Floats) -> float:
+    """The share of a histogram over 0..1 that lies between 0.3 and 0.85."""
+    edges = np.linspace(0, 1, BINS + 1)
+    low, high = UNCERTAIN
+    inside = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None) * BINS
+    return float((histogram * inside).sum())
+
+
+def measure_run(path: Path, data: Path | None, images: int = IMAGES) -> dict[str, Any]:
+    """The histogram of activations after the last step on test images, and the share of uncertain ones in per cent."""
+    (run,) = collect([path])
+    source, index = open_data([run], data)
+    chosen = load_images(run, source, choose(run, source, index, images).ids)
+    counts = np.zeros(BINS)
+    for seen in look(run, chosen, [run.last]):
+        counts += normalised_counts(seen.features.clamp_min(0), seen.labels, len(run.all_names))
+    shares = counts / max(counts.sum(), 1)
+    return {"uncertain": 100 * share_uncertain(shares), "images": len(chosen), "histogram": shares.tolist()}
+
+
+def with_activations(
+    cells: Sequence[Cell], experiments: Iterable[Experiment], out: Path, data: Path | None
+) -> tuple[list[Cell], tuple[str, ...]]:
+    """The cells with the key `uncertain` where it is known or can be measured, and why it cannot in the others."""
+    known: dict[str, float] = {}
+    reasons: dict[str, None] = {}
+    finished = {cell["config"] for cell in cells}
+    for experiment in experiments:
+        file = out / "activations" / f"{experiment.folder}.json"
+        if experiment.hash not in finished:
+            continue
+        if not file.exists():
+            try:
+                write_json(file, measure_run(out / "runs" / experiment.folder, data))
+            except SdrsegError as error:
+                reasons[f"Not measured, since it needs the models and the data (--data PATH): {error}"] = None
+                continue
+        known[experiment.hash] = float(json.loads(file.read_text())["uncertain"])
+    measured = [cell | {"uncertain": known[cell["config"]]} if cell["config"] in known else cell for cell in cells]
+    return measured, tuple(reasons)
