@@ -185,6 +185,7 @@ def test_a_softmax_model_is_extended_against_the_log_sum_exp_of_its_rows():
     said[:, N_OLD:].sum().backward()
     assert not stage.student.classifier.weight.grad[:N_OLD].any()
     assert METHODS["laps-softmax"](stage.method.config).decision == "softmax"
+    assert stage.method.objective() == "Σ_new BCE(σ(z_c − LSE(z_old))) + 5·KD + L_replay + L_versus"
 
     weight, bias = (p.detach().double().numpy() for p in stage.student.classifier.parameters())
     versus = 0.0

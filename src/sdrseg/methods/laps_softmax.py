@@ -28,6 +28,9 @@ class LAPSSoftmax(LAPS):
         "kd.weight": From(5.0, "as in laps"),
     }
 
+    def objective(self) -> str:
+        return super().objective().replace("CE", "Σ_new BCE(σ(z_c − LSE(z_old)))", 1)
+
     @torch.no_grad()
     def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
         kept = None if step.number > 0 else {n: p.clone() for n, p in student.classifier.named_parameters()}
