@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 import sdrseg as library
+from formats import save_heic
 from sdrseg.data.shapes import Shapes
 from sdrseg.predict.legend import with_legend
 from sdrseg.tiles import fitting_tiles, tile_count
@@ -102,14 +104,18 @@ def test_the_bar_of_many_images_counts_their_tiles(sdrseg, trained, monkeypatch)
     assert sorted(said)[-1] == (8 + 1 + 1, 8 + 1 + 1) and len(said) >= 4
 
 
-def test_a_heic_photograph_is_named_with_what_it_needs(sdrseg, trained):
+def test_a_heic_photograph_is_read_or_named_with_what_it_needs(sdrseg, trained, monkeypatch):
     Path("in").mkdir()
     Image.fromarray(SCENE).save("in/a.png")
-    Path("in/b.HEIC").write_bytes(b"....ftypheic")
+    save_heic(Path("in/b.HEIC"), SCENE)
+    assert sdrseg("predict", trained, "in", "--out", "both")[0] == 0
+    masks = [np.asarray(Image.open(f"both/{name}.png")) for name in "ab"]
+    assert masks[0].shape == masks[1].shape == SCENE.shape[:2]
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # not installed
     code, out, err = sdrseg("predict", trained, "in", "--out", "o", "--json")
     told = json.loads(out)
     assert code == 1 and len(told["images"]) == 1 and [f["image"] for f in told["failed"]] == ["in/b.HEIC"]
-    assert "b.HEIC" in err
+    assert "in/b.HEIC" in err and "pip install 'sdrseg[heif]'" in err
 
 
 def test_a_legend_lies_below_the_image_and_shows_the_colours():

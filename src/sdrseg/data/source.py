@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import AvifImagePlugin, Image, ImageOps
 
 from sdrseg.config import Config
+from sdrseg.data.heif import allow_heif
 from sdrseg.errors import DataError
 from sdrseg.labels import VOID
 from sdrseg.own_files import OWN, run_file
@@ -211,9 +212,12 @@ def rgb(picture: Image.Image) -> Array:
 def picture_size(path: Path) -> tuple[int, int]:
     """(height, width) of a picture as `read_image` returns it; reads only the header."""
     try:
+        allow_heif(path)
         with Image.open(path) as picture:
             width, height = picture.size
             return (width, height) if picture.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8) else (height, width)
+    except DataError:
+        raise
     except Exception as error:  # Pillow raises many kinds of errors on damaged files
         reason = str(error) or type(error).__name__
         raise DataError(f"{path}: cannot be read as a picture ({reason}). Replace or remove it.") from error
@@ -235,6 +239,7 @@ def read_label(path: Path) -> NDArray[np.uint8 | np.uint16 | np.int32]:
 def open_picture(path: Path) -> Iterator[Image.Image]:
     """Open and decode a picture; any error of Pillow, also inside the block, becomes an error that names the file."""
     try:
+        allow_heif(path)
         with Image.open(path) as picture:
             picture.load()
             yield picture
@@ -290,7 +295,7 @@ def find_by_id(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[dic
 
 
 PICTURE_SUFFIXES = frozenset(
-    ".avif .bmp .gif .jpeg .jpg .jp2 .pgm .png .ppm .tif .tiff .webp".split()  # common formats that Pillow reads
+    ".avif .bmp .gif .heic .heif .jpeg .jpg .jp2 .pgm .png .ppm .tif .tiff .webp".split()  # common formats that Pillow reads
 )
 
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
+from sdrseg.data.heif import allow_heif
 from sdrseg.data.source import PICTURE_SUFFIXES, Array, find_files, open_picture, rgb
 from sdrseg.errors import DataError, SdrsegError
 
-HEIF = frozenset({".heic", ".heif"})
-"""Photographs from phones; Pillow reads them with the package pillow-heif."""
 LONGEST = 200  # bytes of a name; longer names are shortened
 
 
@@ -48,7 +47,7 @@ def find_inputs(words: Sequence[str], leave_out: Path | None = None) -> list[Inp
     for word in words:
         path = Path(word)
         if path.is_dir():
-            below = [name for name in _list(path) if Path(name).suffix.lower() in PICTURE_SUFFIXES | HEIF]
+            below = [name for name in _list(path) if Path(name).suffix.lower() in PICTURE_SUFFIXES]
             files = {_absolute(path / name): Path(name) for name in sorted(below)}
             files = {file: name for file, name in files.items() if avoid is None or avoid not in file.parents}
             if not files:
@@ -119,7 +118,6 @@ def read_pixels(path: Path) -> tuple[Array, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns about files that it can read; others raise errors
         try:
-            _allow_heif(path)
             with open_picture(path) as picture:
                 frames = getattr(picture, "n_frames", 1)
                 ImageOps.exif_transpose(picture, in_place=True)
@@ -136,20 +134,12 @@ def read_pixels(path: Path) -> tuple[Array, str]:
     return pixels, f"{frames} frames; the first is used" if frames > 1 else ""
 
 
-def _allow_heif(path: Path) -> None:
-    if path.suffix.lower() in HEIF:
-        try:
-            from pillow_heif import register_heif_opener
-        except ImportError as error:
-            raise DataError(f"{path}: a HEIC photograph. To read it, run pip install 'sdrseg[heif]'.") from error
-        register_heif_opener()
-
-
 def picture_size(path: Path) -> tuple[int, int]:
     """(height, width) from the header of the file; (1, 1) for an unreadable file, which is reported later."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            allow_heif(path)
             with Image.open(path) as picture:
                 return picture.height, picture.width
     except Exception:  # Pillow raises many kinds of errors on damaged files
