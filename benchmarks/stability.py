@@ -23,7 +23,7 @@ from sdrseg.data.voc import Voc
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import NotFiniteError
 
-METHODS = ["ft", "lwf", "lwf-mc", "ilt", "cil", "mib", "ewc", "pi", "rw", "sdr"]
+METHODS = ["ft", "lwf", "lwf-mc", "ilt", "cil", "mib", "ewc", "pi", "rw", "sdr", "laps"]
 
 
 def generate(folder: Path, classes: int, images: int, size: int, seed: int = 0) -> None:

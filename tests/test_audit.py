@@ -273,7 +273,7 @@ def told(text: str, masks: dict[str, set[int]]) -> tuple[Scenario, list[StepFact
     for row, values in enumerate(masks.values()):
         present[row, list(values)] = True
     index = SimpleNamespace(ids=tuple(masks), present=present)
-    data = SimpleNamespace(name="folder", classes=tuple("bcde"), score_background=True, partition="latest")
+    data = SimpleNamespace(name="folder", classes=("other", *"cde"), score_background=True, partition="latest")
     if text.endswith("+balanced"):
         text, data.partition = text.removesuffix("+balanced"), "balanced"
     scenario = build_scenario(parse_spec(f"folder:{text}"), data, index, index)
@@ -312,7 +312,7 @@ FOUR_TIMES = {"x": {1, 2, 3}, "y": {1}, "z": {2, 3}}
             "1-1@disjoint",
             MIXED,
             "No image is used twice, and none contains a class of a later step. In the later steps, 3 of 3 images "
-            "contain old classes, which are labelled as background.",
+            "contain old classes, which are labelled as other.",
         ),
         (
             "1-1@sequential",
@@ -324,8 +324,8 @@ FOUR_TIMES = {"x": {1, 2, 3}, "y": {1}, "z": {2, 3}}
             "1-1@overlapped",
             FOUR_TIMES,  # x is used three times, z twice
             "2 of the 3 training images are used in more than one step; in 3 cases an image contains a class of a "
-            "later step, which is labelled as background there. In the later steps, 3 of 4 images contain old classes, "
-            "which are labelled as background.",
+            "later step, which is labelled as other there. In the later steps, 3 of 4 images contain old classes, "
+            "which are labelled as other.",
         ),
         (
             "1-1@overlapped",
@@ -337,7 +337,7 @@ FOUR_TIMES = {"x": {1, 2, 3}, "y": {1}, "z": {2, 3}}
             "2-1@disjoint+balanced",
             {"a": {1, 3}, "b": {1, 3}, "c": {3}},
             "No image is used twice, but in 1 case an image contains a class of a later step, which is labelled as "
-            "background. In the later steps, 1 of 2 images contain old classes, which are labelled as background.",
+            "other. In the later steps, 1 of 2 images contain old classes, which are labelled as other.",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from formats import save_heic
 from sdrseg.data.folder import Folder, open_folder
 from sdrseg.errors import DataError
 
@@ -88,7 +90,13 @@ def test_the_ignore_value_becomes_void(tmp_path: Path) -> None:
 
 def test_a_foreign_16_bit_value_is_named(tmp_path: Path) -> None:
     folder = one_mask(tmp_path, CLASSES, [[0, 258, 258, 255]], np.uint16)  # 258 would be 2 in eight bits
-    with fails(tmp_path / "masks/a.png", "value 258 (2 pixels)", "0..2", "255", tmp_path / "dataset.toml"):
+    with fails(
+        tmp_path / "masks/a.png",
+        "value 258 (2 pixels)",
+        "0 (background), 1 (cat), 2 (dog)",
+        "255",
+        tmp_path / "dataset.toml",
+    ):
         folder.mask("a")
     with fails(tmp_path / "masks/a.png", "value 3 (1 pixel)"):
         one_mask(tmp_path, CLASSES, [[0, 1, 2, 3]], np.uint16).mask("a")
@@ -126,6 +134,18 @@ def test_masks_of_any_picture_format(tmp_path: Path) -> None:
     assert folder.file("a", "mask") == str(tmp_path / "masks/a.jpg")
     assert folder.file("a", "image") == str(tmp_path / "images/a.jpg")
     assert folder.mask_content("a") == (tmp_path / "masks/a.jpg").read_bytes()
+
+
+def test_heic_photographs_are_read_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.arange(64 * 64 * 3).reshape(64, 64, 3) // 97
+    save_heic(write(tmp_path) / "images/IMG_1.HEIC", pixels)
+    save(tmp_path / "masks/IMG_1.png", np.ones((64, 64)))
+    folder = Folder(tmp_path)
+    assert folder.ids("train") == ("IMG_1",) and not problems(folder)
+    assert abs(folder.image("IMG_1").astype(int) - pixels).max() <= 3  # YUV rounds
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # not installed
+    with pytest.raises(DataError, match=r"IMG_1.HEIC: a HEIC photograph.* pip install 'sdrseg\[heif\]'"):
+        folder.image("IMG_1")
 
 
 def test_coding_changes_with_what_decides_the_values(tmp_path: Path) -> None:
@@ -273,6 +293,17 @@ def test_without_class_list_a_template_is_offered(tmp_path: Path) -> None:
     expected = {"0": "background", "300": "class 1", "600": "class 2"}
     assert template_of(tmp_path / "wide", "0, 300, 600") == {"values": expected}
     assert Folder(tmp_path / "wide").mask("a").tolist() == [[0, 1, 2]]
+    scene = np.repeat(np.repeat([[0, 127], [254, 0]], 20, axis=0), 20, axis=1)
+    save(tmp_path / "jpeg/masks/a.jpg", scene)
+    save(tmp_path / "jpeg/images/a.jpg", scene)
+    expected = {"0-63": "background", "64-190": "class 1", "191-255": "class 2"}
+    assert template_of(tmp_path / "jpeg", "JPEG changes values") == {"values": expected}
+    assert np.array_equal(Folder(tmp_path / "jpeg").mask("a"), scene // 127)
+    for name, lost in (("ids", scene // 127), ("coloured", np.stack([scene, scene // 2, scene // 3], axis=2))):
+        save(tmp_path / name / "masks/a.jpg", lost)
+        save(tmp_path / name / "images/a.jpg", scene)
+        with fails(tmp_path / name, "JPEG", "PNG"):
+            Folder(tmp_path / name)
     add(tmp_path / "rgb", "a", mask=[[[0, 0, 0], [255, 128, 0]]])
     template = template_of(tmp_path / "rgb", "the masks contain the colours #000000, #ff8000")
     assert template == {"values": {"#000000": "background", "#ff8000": "class 1"}}

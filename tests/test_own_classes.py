@@ -32,7 +32,7 @@ def test_without_background_class_0_is_ours(tmp_path: Path, said: str) -> None:
     (note,) = folder.notes
     assert "class 0, 'other', is for pixels that are not labelled yet and is not scored" in note
     assert ("'sky', is not called background" in note) == (said == "")
-    with pytest.raises(DataError, match=r"the value 3 \(1 pixel\) is neither one of the classes \(0\.\.2: 0 \(sky\)"):
+    with pytest.raises(DataError, match=r"the value 3 \(1 pixel\) is neither one of the classes \(0 \(sky\)"):
         one_mask(tmp_path, STREET + said, [[3]]).mask("a")
 
 
@@ -100,7 +100,10 @@ def test_a_table_of_values(tmp_path: Path) -> None:
     folder = one_mask(tmp_path, FIRE, [[0, 127, 254, 255]])
     assert folder.classes == ("background", "fire", "smoke") and folder.score_background and folder.notes == ()
     assert folder.mask("a").tolist() == [[0, 1, 2, 255]]
-    with pytest.raises(DataError, match=r'value 128 \(2 pixels\).*0, 127, 254.*values = \{128 = "…"\}'):
+    with pytest.raises(
+        DataError,
+        match=r'value 128 \(2 pixels\).*0 \(background\), 127 \(fire\), 254 \(smoke\).*values = \{128 = "…"\}',
+    ):
         one_mask(tmp_path, FIRE, [[0, 128, 128]]).mask("a")
 
 

@@ -167,14 +167,15 @@ def protocol_summary(scenario: Scenario, facts: Sequence[StepFacts]) -> str:
     """Which rules of the protocols the images follow, in a sentence or two."""
     if len(facts) == 1:
         return "There is only one step, so all protocols are the same."
+    rest = scenario.classes[0]  # background, or "other" of data without
     times = Counter(id for step in scenario.steps for id in step.train_ids)
     again = sum(count > 1 for count in times.values())
     future, sequential = sum(f.with_future for f in facts), scenario.spec.protocol == "sequential"
     if again:
         kind = f"{again} of the {len(times)} training images are used in more than one step"
-        kind += f"; {_uses(future)} a class of a later step, which is labelled as background there" if future else ""
+        kind += f"; {_uses(future)} a class of a later step, which is labelled as {rest} there" if future else ""
     elif future:
-        kind = f"No image is used twice, but {_uses(future)} a class of a later step, which is labelled as background"
+        kind = f"No image is used twice, but {_uses(future)} a class of a later step, which is labelled as {rest}"
     else:
         kind = "No image is used twice, and none contains a class of a later step"
     later = [f for f in facts if f.step > 0]
@@ -186,7 +187,7 @@ def protocol_summary(scenario: Scenario, facts: Sequence[StepFacts]) -> str:
             f"In the later steps, {old} of {of} images contain old classes, whose labels sequential training keeps."
         )
     else:
-        labels = f"In the later steps, {old} of {of} images contain old classes, which are labelled as background."
+        labels = f"In the later steps, {old} of {of} images contain old classes, which are labelled as {rest}."
     return f"{kind}. {labels}"
 
 

@@ -295,7 +295,7 @@ def find_by_id(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[dic
 
 
 PICTURE_SUFFIXES = frozenset(
-    ".avif .bmp .gif .heic .heif .jpeg .jpg .jp2 .pgm .png .ppm .tif .tiff .webp".split()  # common formats that Pillow reads
+    ".avif .bmp .gif .heic .heif .jpeg .jpg .jp2 .pgm .png .ppm .tif .tiff .webp".split()  # common formats
 )
 
 

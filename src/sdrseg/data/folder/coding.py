@@ -123,16 +123,17 @@ class Coding:
 
     def _unknown_value(self, value: int, pixels: int, path: Path) -> str:
         assert self.values is not None
-        known = np.flatnonzero((self.values >= 0) & (self.values != VOID)).tolist()
+        by_class = {n: np.flatnonzero(self.values == n).tolist() for n in np.unique(self.values) if n not in (-1, VOID)}
         ignored = np.flatnonzero(self.values == VOID).tolist()
         advice = f"the classes or ignore in {self.file}."
         if self._has_table:
             advice = f'add it to {self.file}: values = {{{value} = "…"}}, with a class, "background" or "{IGNORE}".'
-        means = ", ".join(f"{v} ({self.classes.names[int(self.values[v])]})" for v in known[:8])
+        means = [f"{_spans(known)} ({self.classes.names[n]})" for n, known in by_class.items()]
         many = quantity(pixels, "pixel")
         return (
-            f"{path}: the value {value} ({many}) is neither one of the classes ({_spans(known)}: {means}"
-            f"{', …' if len(known) > 8 else ''}) nor ignored ({_spans(ignored)}). Correct the mask, or {advice}"
+            f"{path}: the value {value} ({many}) is neither one of the classes "
+            f"({', '.join(means[:8])}{f', … {len(means)} in all' if len(means) > 8 else ''}) "
+            f"nor ignored ({_spans(ignored)}). Correct the mask, or {advice}"
         )
 
     def _from_colours(self, rgb: NDArray[Any], path: Path) -> Array:

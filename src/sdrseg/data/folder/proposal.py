@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,26 +17,37 @@ from sdrseg.labels import VOID
 
 MASKS = 200
 """The number of masks that are read, evenly spaced in the list."""
+BLUR = 20
+"""JPEG moves most values by less."""
+FREQUENT = 0.002
+"""Share of the pixels from which a value of a JPEG file is taken for a class."""
 
 
 def ask_for_classes(file: Path, masks: Sequence[Path]) -> str:
     """The message for a folder without a class list: what to save as dataset.toml."""
-    values: set[int] = set()
+    values: Counter[int] = Counter()  # pixels by value
     colours: set[int] = set()
+    blurred = any(path.suffix.lower() in (".jpg", ".jpeg") for path in masks)
     chosen = sorted({round(place) for place in np.linspace(0, len(masks) - 1, MASKS)}) if masks else []
     for path in (masks[place] for place in chosen):
         with suppress(DataError):  # the audit names unreadable masks; here the others are enough
             stored = read_label(path)
             if stored.ndim == 3 and (stored == stored[:, :, :1]).all():
                 stored = stored[:, :, 0]
-            found = colours if stored.ndim == 3 else values
-            found.update(np.unique(pack(stored) if stored.ndim == 3 else stored).tolist())
+            if stored.ndim == 3:
+                colours.update(np.unique(pack(stored)).tolist())
+            else:
+                seen, counts = np.unique(stored, return_counts=True)
+                values.update(dict(zip(seen.tolist(), counts.tolist(), strict=True)))
+    peaks = _peaks(values)
+    if blurred and (colours or len(peaks) < 2):
+        return f"{file.parent}: the masks are JPEG files, in which values and colours change. Save them as PNG files."
     if colours:
         names = [f"#{colour:06x}" for colour in sorted(colours | {value * 0x010101 for value in values})]
         held, lines = f"colours {_some(names)}", _table([f'"{name}"' for name in names[:MAX_CLASSES]])
     else:
         known = sorted(value for value in values if value >= 0)
-        held, lines = f"values {_some(known)}", _for_values(known)
+        held, lines = f"values {_some(known)}", _ranges(peaks) if blurred else _for_values(known)
     read = "" if len(masks) <= MASKS else f" (in {len(chosen)} of {len(masks)} masks)"
     return (
         f"{file.parent}: no class list; the masks contain the {held}{read}. Save this as {file}, with your names "
@@ -52,6 +65,22 @@ def _for_values(values: list[int]) -> str:
         missing = f"; not seen in the masks: {_some(gaps)}" if gaps else ""
         return f"classes = [{names}]  # the position is the value{missing}\nignore = 255  # neither learned nor scored"
     return _table([str(value) for value in values[:MAX_CLASSES]])
+
+
+def _peaks(pixels: Counter[int]) -> list[int]:
+    """The values that classes had before JPEG changed some."""
+    peaks: list[int] = []
+    for value, count in pixels.most_common():
+        if count >= FREQUENT * pixels.total() and all(abs(value - peak) > BLUR for peak in peaks):
+            peaks.append(value)
+    return sorted(peaks)
+
+
+def _ranges(peaks: list[int]) -> str:
+    """Ranges around these values, with their ends halfway in between."""
+    ends = [(low + high) // 2 for low, high in pairwise(peaks)]
+    keys = [f"{low}-{high}" for low, high in zip([0, *(end + 1 for end in ends)], [*ends, 255], strict=True)]
+    return f"# JPEG changes values, so these are ranges. Better save the masks as PNG files.\n{_table(keys)}"
 
 
 def _table(keys: list[str]) -> str:
