@@ -118,7 +118,7 @@ def panoptic(root: Path) -> None:
 
 def stuff_maps(root: Path) -> None:
     for scene in scenes():
-        scene.save_image(root / f"images/{scene.part}2017/{scene.name}.jpg")
+        scene.save_image(root / f"{scene.part}2017/{scene.name}.jpg")
         save(root / f"stuffthingmaps/{scene.part}2017/{scene.name}.png", np.array([255, 91, 105, 120])[scene.mask])
     write(root / "dataset.toml", 'values = {91 = "bird", 105 = "cat", 120 = "dog", 255 = "background"}\n')
 

@@ -236,9 +236,11 @@ def test_mistakes_in_dataset_toml_are_named(tmp_path: Path, toml: str, words: li
 def test_the_settings_in_the_documentation_are_true(tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs/own-data.md").read_text()
     blocks = [part.split("```")[0] for part in page.split("```toml\n")[1:]]
-    street, photos, ids, values, merged, _, colours = blocks  # names: test_formats.py
-    assert one_mask(tmp_path / "street", street, [[0, 3]]).classes == ("other", "sky", "building", "road", "car")
-    assert one_mask(tmp_path / "photos", photos, [[0, 255]]).mask("a").tolist() == [[0, 1]]
+    _, traffic, sheep, ids, values, merged, _, colours = (
+        blocks  # small.toml: test_own_stories.py; names: test_formats.py
+    )
+    assert one_mask(tmp_path / "traffic", traffic, [[0, 2]]).classes == ("other", "bus", "car", "person")
+    assert one_mask(tmp_path / "sheep", sheep, [[0, 255]]).mask("a").tolist() == [[0, 1]]
     assert one_mask(tmp_path / "ids", ids, MASK).mask("a").tolist() == MASK
     fire = one_mask(tmp_path / "values", values, [[0, 127, 254, 12, 200, 77, 255]])
     assert fire.classes == ("background", "fire", "smoke") and fire.mask("a").tolist() == [[0, 1, 2, 2, 255, 0, 255]]
@@ -327,6 +329,16 @@ def test_folders_make_the_split(tmp_path: Path, layout: str) -> None:
     first, second = (layout.format(kind="images", split=split) for split in ("train", "val"))
     assert folder.split_by == f"folders {first} and {second}"
     assert folder.problems() == []
+
+
+@pytest.mark.parametrize("masks", ["stuffthingmaps/{}2017", "annotations/stuff_{}2017_pixelmaps", "masks/{}"])
+def test_masks_of_the_parts_in_one_folder(tmp_path: Path, masks: str) -> None:
+    write(tmp_path)
+    for part, ids in (("train", "ab"), ("val", "c")):
+        add(tmp_path, *ids, images=f"{part}2017", masks=masks.format(part))
+    folder = open_folder(tmp_path)
+    assert (folder.ids("train"), folder.ids("val")) == (("train/a", "train/b"), ("val/c",))
+    assert folder.mask("val/c").tolist() == MASK and folder.problems() == []
 
 
 def test_lists_make_the_split(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from sdrseg.data.folder.settings import read_text
-from sdrseg.data.folder.splits import LAYOUTS, list_files, split_folders
+from sdrseg.data.folder.splits import LAYOUTS, list_files, part_of, split_folders
 from sdrseg.data.source import PICTURE_SUFFIXES, Problem, find_by_id, find_files, subfolders
 from sdrseg.errors import DataError
 
@@ -73,9 +73,12 @@ def _by_kind(root: Path) -> Layout | None:
 
 
 def _by_part(root: Path) -> Layout | None:
-    """train/ and so on, with subfolders for images and masks, a folder of masks next to it, or masks next to images."""
+    """train/ and so on, with subfolders for images and masks, masks next to images, or a folder of masks next to it or in
+    masks/."""
     parts: dict[str, Place] = {}
     name = "{}"
+    around = named(root, MASKS, pictures=True)
+    of_masks = {part_of(path.name): path for path in ([] if around is None else subfolders(around))}
     for part, folder in split_folders(root).items():
         images, masks = named(folder, IMAGES), named(folder, MASKS, pictures=True)
         beside = (root / f"{folder.name}{end}" for end in BESIDE)
@@ -84,6 +87,8 @@ def _by_part(root: Path) -> Layout | None:
             name = f"{{}}/{parts[part][0].name}"
         elif there := next((path for path in beside if path.is_dir()), None):
             parts[part] = folder, there
+        elif part in of_masks:
+            parts[part] = folder, of_masks[part]
         elif side_by_side(folder):
             parts[part] = folder, folder
     return Layout(parts, name) if parts else None
