@@ -1,6 +1,7 @@
 """train.batch_size = auto: the number, where it is recorded, and who may not use it."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from sdrseg.engine import batch_size
 from sdrseg.engine.batch_size import choose_batch_size, suitable
 from sdrseg.engine.job import prepare_job
 from sdrseg.errors import UsageError
+from sdrseg.extend.plan import make_config
 from sdrseg.scenario import parse_spec
 from sdrseg.study.grid import read_study
 
@@ -108,6 +110,15 @@ def test_auto_is_a_word_of_this_setting_only():
         config_from({"train": {"batch_size": 0}}, "here")
     with pytest.raises(UsageError, match=r"train.epochs = 'auto' is not a whole number"):
         config_from({"train": {"epochs": "auto"}}, "here")
+
+
+def test_extending_takes_the_size_that_goes_with_the_images():
+    parent = SimpleNamespace(
+        config=load_config("shapes"), folder=SimpleNamespace(path=Path("run")), source="shapes", decision="softmax"
+    )
+    for images, size in ((100, 8), (40, 4), (3, 3)):
+        config = make_config(parent, "mib", images, True, None, {"train.batch_size": "auto"})
+        assert config.train.batch_size == size
 
 
 def test_an_experiment_needs_a_number(tmp_path):

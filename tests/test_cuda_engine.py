@@ -12,10 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from runs import SPEC, TINY, Quiet, content, end_well, run, script, start, two_machines
-from sdrseg.config import parse_settings
+from sdrseg.config import load_config, parse_settings
+from sdrseg.engine import batch_size
 from sdrseg.engine.evaluate import score_again
+from sdrseg.engine.job import prepare_job
 from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.run import train
+from sdrseg.scenario import parse_spec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -88,3 +91,15 @@ def test_two_processes_train_like_one(tmp_path):
             assert float((ours - theirs).norm() / ours.norm()) < 1e-3
         pixels = [sum(map(sum, json.loads((run / "metrics.json").read_text())["confusion"])) for run in (one, two)]
         assert pixels[0] == pixels[1]
+
+
+@pytest.mark.parametrize(("free", "size"), [(80 * 2**30, 16), (1, 2)])
+def test_an_automatic_batch_fits_in_the_memory(tmp_path, monkeypatch, free, size):
+    monkeypatch.setattr(batch_size, "free_memory", lambda _: free)
+    settings = parse_settings([*TINY, "train.batch_size=auto", "shapes.train=400", "data.crop=128"])
+    config = load_config("shapes", None, settings)
+    job = prepare_job(parse_spec("shapes:offline"), "ft", config, None, tmp_path, None, Quiet())
+    before = torch.cuda.memory_allocated()
+    batch_size.choose_batch_size(job)
+    assert job.config.train.batch_size == size
+    assert torch.cuda.memory_allocated() == before

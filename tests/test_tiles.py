@@ -109,7 +109,7 @@ def test_a_heic_photograph_is_read_or_named_with_what_it_needs(sdrseg, trained, 
     Image.fromarray(SCENE).save("in/a.png")
     save_heic(Path("in/b.HEIC"), SCENE)
     assert sdrseg("predict", trained, "in", "--out", "both")[0] == 0
-    masks = [np.asarray(Image.open(f"both/{name}.png")) for name in "ab"]
+    masks = [np.asarray(Image.open(f"both/masks/{name}.png")) for name in "ab"]
     assert masks[0].shape == masks[1].shape == SCENE.shape[:2]
     monkeypatch.setitem(sys.modules, "pillow_heif", None)  # not installed
     code, out, err = sdrseg("predict", trained, "in", "--out", "o", "--json")

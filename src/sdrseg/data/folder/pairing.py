@@ -73,8 +73,8 @@ def _by_kind(root: Path) -> Layout | None:
 
 
 def _by_part(root: Path) -> Layout | None:
-    """train/ and so on, with subfolders for images and masks, masks next to images, or a folder of masks next to it or in
-    masks/."""
+    """train/ and so on, with subfolders for images and masks, masks next to images, or masks in a folder next to it or
+    in masks/."""
     parts: dict[str, Place] = {}
     name = "{}"
     around = named(root, MASKS, pictures=True)
