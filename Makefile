@@ -1,8 +1,10 @@
 # make demo   generated data: two classes are added by fine-tuning, MiB and SDR, and compared in a report
 # make test   lint, type check and run all tests
-# Both set everything up by themselves: a virtual environment in .venv with all that is needed.
+# Both set everything up by themselves: a virtual environment in .venv with all that is needed. Other versions:
+# make test PYTHON=python3.13 TORCH='torch==2.11.* torchvision==0.26.*'
 
 PYTHON ?= python3
+TORCH ?= torch torchvision
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -27,7 +29,7 @@ format: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet torch torchvision
+	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 

@@ -6,8 +6,10 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -110,6 +112,41 @@ def two_machines(out: Path, more: Sequence[str] = (), **variables: str) -> list[
 def end_well(processes: Sequence[subprocess.Popen]) -> None:
     codes = [process.wait(200) for process in processes]
     assert not any(codes), "\n".join(process.stderr.read().decode() for process in processes)
+
+
+def forked(work: Callable[[], object], **variables: str) -> int:
+    """Run something in a forked child, which has torch imported already; the process id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.environ.update(variables)
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return child
+
+
+def two_forked(out: Path, variables: Mapping[str, str], ranks: Sequence[str], own_bases: bool = False) -> list[int]:
+    """Two forked children that train together; `ranks`: the variables that tell each its number."""
+
+    def work(rank: int) -> None:
+        run(out, bases=out.parent / (f"store{rank}" if own_bases else f"{out.name}-bases"))
+        torch.distributed.destroy_process_group()  # there is one
+
+    shared = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), **variables}
+    return [forked(partial(work, rank), **shared, **dict.fromkeys(ranks, str(rank))) for rank in range(2)]
+
+
+def torchrun_forked(out: Path, own_bases: bool = False) -> list[int]:
+    """What the processes of torchrun see, without its agent."""
+    variables = {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    return two_forked(out, variables, ("RANK", "LOCAL_RANK"), own_bases)
+
+
+def all_end_well(children: Sequence[int]) -> None:
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
 
 
 def free_port() -> str:

@@ -14,7 +14,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runs import SPEC, TINY, Quiet, content, end_well, free_port, run, script, start, torchrun, two_machines
+from runs import (
+    SPEC,
+    TINY,
+    Quiet,
+    all_end_well,
+    content,
+    end_well,
+    forked,
+    run,
+    script,
+    start,
+    torchrun,
+    torchrun_forked,
+    two_forked,
+    two_machines,
+)
 from sdrseg.config import load_config, parse_settings
 from sdrseg.engine.launch import InterruptedRunError, _devices_and_nodes
 from sdrseg.engine.run import train
@@ -23,27 +38,15 @@ from sdrseg.errors import DataError
 # --- going on after a kill -------------------------------------------------------------------------------------------
 
 
-def in_child(work) -> int:
-    """Run something in a forked child; the process id."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    return child
-
-
 def test_killed_at_random_moments_a_run_ends_bit_for_bit_the_same(finished, tmp_path):
     draw = random.Random(4)
     started = time.monotonic()
-    reference = in_child(lambda: run(tmp_path / "timing"))
+    reference = forked(lambda: run(tmp_path / "timing"))
     os.waitpid(reference, 0)
     whole = time.monotonic() - started
     folder, kills = tmp_path / "killed", 0
     while True:
-        child = in_child(lambda: run(folder))
+        child = forked(lambda: run(folder))
         time.sleep(draw.uniform(0.05, 0.35) * whole)
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -80,7 +83,7 @@ def test_killed_in_the_middle_of_a_write_a_run_ends_the_same(finished, tmp_path,
         sdrseg.files.os.fsync = fsync
         run(tmp_path / "killed")
 
-    _, status = os.waitpid(in_child(dying), 0)
+    _, status = os.waitpid(forked(dying), 0)
     assert os.WIFSIGNALED(status)
     run(tmp_path / "killed")
     assert content(tmp_path / "killed") == content(finished)
@@ -104,7 +107,7 @@ def test_worker_processes_end_with_a_killed_run(tmp_path):
         (tmp_path / "workers.part").rename(tmp_path / "workers")
         time.sleep(60)
 
-    child = in_child(busy)
+    child = forked(busy)
     while not (tmp_path / "workers").exists():
         time.sleep(0.02)
     workers = [int(pid) for pid in (tmp_path / "workers").read_text().split()]
@@ -181,7 +184,7 @@ ADAMW = ("optim.optimiser=adamw", "optim.schedule=cosine", "optim.warmup=3", "op
 @pytest.mark.parametrize(("method", "settings"), [("pi", ()), ("rw", ()), ("ft", ADAMW)])
 def test_importances_and_the_state_of_adamw_survive_a_kill_too(tmp_path, method, settings):
     run(tmp_path / "whole", method, *settings, bases=tmp_path / "b1")
-    child = in_child(lambda: run(tmp_path / "killed", method, *settings, bases=tmp_path / "b2"))
+    child = forked(lambda: run(tmp_path / "killed", method, *settings, bases=tmp_path / "b2"))
     for _ in range(200):
         time.sleep(0.02)
         if (tmp_path / "killed/state/current.json").exists():
@@ -252,15 +255,17 @@ def by_two(tmp_path_factory) -> Path:
 
 
 def test_two_processes_killed_and_resumed_end_the_same(by_two, tmp_path):
-    killed = torchrun(tmp_path / "killed")
+    children = torchrun_forked(tmp_path / "killed")
     for _ in range(2000):
         time.sleep(0.05)
         if (tmp_path / "killed/steps/0/meta.json").exists() and (tmp_path / "killed/state/current.json").exists():
             break
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    for child in children:
+        os.waitpid(child, 0)
     assert not (tmp_path / "killed/summary.json").exists()
-    end_well([torchrun(tmp_path / "killed")])
+    all_end_well(torchrun_forked(tmp_path / "killed"))
     assert content(tmp_path / "killed") == content(by_two)
 
 
@@ -269,9 +274,7 @@ def test_two_machines_and_slurm_train_the_same(by_two, tmp_path):
     end_well(two_machines(tmp_path / "nodes"))
     job = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "train"}
     job |= {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost"}
-    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    program = script(tmp_path / "slurm")
-    end_well([start(program, **job, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)) for rank in range(2)])
+    all_end_well(two_forked(tmp_path / "slurm", job, ("SLURM_PROCID", "SLURM_LOCALID")))
     assert content(tmp_path / "nodes") == content(by_two)
     assert content(tmp_path / "slurm") == content(by_two)
 
@@ -279,10 +282,7 @@ def test_two_machines_and_slurm_train_the_same(by_two, tmp_path):
 def test_the_first_process_says_whether_there_is_a_base(by_two, tmp_path):
     """Each with a store of its own, and only that of the first filled."""
     for name in ("fills", "finds"):
-        program = script(tmp_path / name, before="import os")
-        each = "bases=out.parent / ('store' + os.environ['RANK'])"
-        program.write_text(program.read_text().replace("bases=out.with_name(out.name + '-bases')", each))
-        end_well([start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program)])
+        all_end_well(torchrun_forked(tmp_path / name, own_bases=True))
     assert (tmp_path / "store0").exists() and not (tmp_path / "store1").exists()
     assert content(tmp_path / "finds") == content(by_two)
 
