@@ -225,3 +225,11 @@ def test_of_uncertain_activations_fewer_are_better():
     (block,) = paper_form(table, found).blocks
     assert [line.values[0].rank for line in block.lines] == [2, 1]
     assert [value.paper for value in block.lines[0].values] == [None, 5.8, 4.9, 5.6]
+
+
+def test_tables_of_held_out_images_say_so():
+    oracle = "held-out training images (20 %) of all steps (an oracle)"
+    table = paper_table("ablation")
+    found = {(table.rows[0].name, table.columns[0]): [cell("ft", scored_on=oracle)]}
+    assert f"Ours is scored on {oracle}." in paper_form(table, found).notes
+    assert oracle in to_latex(compare([cell("ft", scored_on=oracle)])).replace("\\%", "%")

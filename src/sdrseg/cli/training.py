@@ -68,7 +68,11 @@ def train(
         str | None, typer.Option(help="When a training image cannot be read: stop (default) or skip.")
     ] = None,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Hold out 20 % of the training images and score those, not the test images.")
+        bool,
+        typer.Option(
+            "--tune",
+            help="Hold out 20 % of the training images; score those with all labels (an oracle), not the test images.",
+        ),
     ] = False,
     config: ConfigFile = None,
     set: Assignments = None,

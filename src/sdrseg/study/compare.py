@@ -36,7 +36,9 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
     if len(notes) > 1:
         notes.append(f"{len(notes)} comparisons without correction: with many, some intervals exclude 0 by chance.")
     transforms = sorted({transform or cell["eval"] for cell in cells})
-    notes.append(f"mIoU in per cent, scored with {' and '.join(transforms)}; ± is the standard deviation over seeds.")
+    where = " and ".join(sorted({cell["scored_on"] for cell in cells}))
+    scored = f"mIoU in per cent on {where}, scored with {' and '.join(transforms)}"
+    notes.append(f"{scored}; ± is the standard deviation over seeds.")
     return Table("compare", "", tuple(blocks), tuple(notes))
 
 

@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sdrseg.colours import LINES
+from sdrseg.engine.job import TEST_IMAGES
 from sdrseg.errors import UsageError
 from sdrseg.files import atomic_writer
 from sdrseg.study.cell import Cell
@@ -73,12 +74,13 @@ def look_of(number: int) -> dict[str, Any]:
 
 
 def one_scenario(cells: Sequence[Cell]) -> tuple[str, Group]:
-    """The scenario that all cells share, and its setups."""
+    """The scenario that all cells share, with what was scored unless that is the test images, and its setups."""
     specs = list(dict.fromkeys(spec_of(cell) for cell in cells))
     if len(specs) != 1:
         some = f" ({specs[0]} and {specs[1]})" if specs else ""
         raise UsageError(f"A figure shows runs of one scenario, but these are from {len(specs)}{some}.")
-    return specs[0], grouped(cells)
+    scored = sorted({cell["scored_on"] for cell in cells} - {TEST_IMAGES})
+    return "\n".join([specs[0], *(f"scored on {what}" for what in scored)]), grouped(cells)
 
 
 def draw_steps(cells: Sequence[Cell], out: Path, dpi: int = DPI) -> list[Path]:

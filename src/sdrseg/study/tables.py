@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sdrseg.engine.job import TEST_IMAGES
 from sdrseg.scenario import parse_spec
 from sdrseg.study.cell import Cell, scores_of
 from sdrseg.study.paper import Grid, PaperTable
@@ -82,6 +83,8 @@ def paper_form(
         notes += [
             f"misprint in the paper: {row.name}, {place}; {right} fits." for place, right in row.misprints.items()
         ]
+    scored = {cell["scored_on"] for cells in found.values() for cell in cells} - {TEST_IMAGES}
+    notes += [f"Ours is scored on {what}." for what in sorted(scored)]
     return Table(table.name, table.title, tuple(blocks), tuple(notes), tuple(missing))
 
 
