@@ -100,6 +100,8 @@ def test_gaussians_have_the_covariance_of_the_vectors():
     assert made.owner.tolist() == [2] and made.points.tolist() == [1234.0]
     np.testing.assert_allclose(made.mean[0], x.mean(0), atol=1e-5)
     np.testing.assert_allclose(made.factor[0] @ made.factor[0].T + torch.diag(made.variance[0]), cov, atol=1e-4)
+    columns = made.factor[0].T  # an eigenvector has two signs: its largest entry is positive
+    assert all(column[column.abs().argmax()] > 0 for column in columns)
     low = m.gaussians(x, 2, 1.0, rank=2)
     total = (low.factor[0] @ low.factor[0].T).diagonal() + low.variance[0]
     np.testing.assert_allclose(total, cov.diagonal(), atol=1e-4)

@@ -97,7 +97,11 @@ def gaussians(vectors: Tensor, owner: int, count: float, rank: int, clusters: in
         if rank > 0 and len(own) > 1:
             values, directions = torch.linalg.eigh(centred.T @ centred / len(own))
             kept = min(rank, len(values))
-            factor[:, :kept] = directions[:, -kept:] * values[-kept:].clamp_min(0).sqrt()
+            directions = directions[:, -kept:]
+            largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
+            factor[:, :kept] = (
+                directions * largest.sign() * values[-kept:].clamp_min(0).sqrt()
+            )  # rounding flips no sign
         variance = (total - factor.square().sum(1)).clamp_min(0)
         made.append((torch.tensor(owner), torch.tensor(count * len(own) / len(x)), mean, factor, variance))
     parts = [torch.stack(parts).to(vectors.device) for parts in zip(*made, strict=True)]
