@@ -118,6 +118,7 @@ def test_the_defaults_that_keys_leave_out_are_those_of_this_recipe():
         "train.batch_size": 8, "train.epochs": 30, "train.seed": 0,
         "net.encoder": "resnet101", "net.decoder": "deeplabv3plus", "net.output_stride": 16,
         "net.decoder_activation": "relu", "net.dilate_first_block": True, "net.stride_on": "conv2",
+        "net.align_corners": False,
         "net.weights": "imagenet", "net.bn_momentum_encoder": 0.01, "net.bn_momentum_decoder": 0.1, "net.bn": "train",
         "optim.lr": 1e-3, "optim.decoder_lr_factor": 10.0, "optim.momentum": 0.9, "optim.nesterov": True,
         "optim.weight_decay": 1e-4, "optim.power": 0.9, "optim.lr_rule": "fixed", "optim.reference_batch": 8,

@@ -45,19 +45,19 @@ def test_torchvisions_deeplab_says_the_same_logits(tmp_path):
     assert torch.allclose(ours.network(normalise(image)).logits, theirs, atol=1e-4)
 
 
-@pytest.mark.parametrize("arch", ["unet", "deeplabv3plus"])
-def test_smps_models_are_taken_and_can_be_extended(tmp_path, arch):
+@pytest.mark.parametrize("arch", ["unet", "deeplabv3", "deeplabv3plus"])
+def test_smps_models_say_the_same_and_can_be_extended(tmp_path, arch):
+    """smp's DeepLabs enlarge their logits with align_corners=True, and so does what is imported."""
     file = tmp_path / "smp.safetensors"
     model = saved(smp.create_model(arch, "resnet18", encoder_weights=None, classes=1), file)
     notes = import_model(file, tmp_path / "run", arch, ["background", "crack"], encoder="resnet18", crop=64)
     assert notes == []  # one channel is a sigmoid: a softmax over [0, z]
     ours = sdrseg.load(tmp_path / "run", device="cpu")
-    image = np.random.default_rng(0).integers(0, 255, (64, 64, 3)).astype(np.uint8)
-    said = ours.predict(image).probabilities
-    if arch == "unet":  # its classifier is not enlarged
-        with torch.inference_mode():
-            theirs = model(normalise(torch.from_numpy(image).permute(2, 0, 1)[None])).sigmoid()[0, 0].numpy()
-        assert np.abs(said[1] - theirs).max() < 1e-4
+    image = np.random.default_rng(0).integers(0, 255, (64, 96, 3)).astype(np.uint8)
+    with torch.inference_mode():
+        theirs = model(normalise(torch.from_numpy(image).permute(2, 0, 1)[None])).sigmoid()[0, 0].numpy()
+    assert np.abs(ours.predict(image).probabilities[1] - theirs).max() < 1e-4
+    if arch == "unet":
         masks_folder(tmp_path / "white", 7, 4)
         quick = {"train.epochs": 1, "train.best_every": 0, "train.patience": 0, "run.loggers": []}
         done = extend(tmp_path / "run", tmp_path / "white", tmp_path / "two", settings=quick, display=Quiet())
@@ -86,13 +86,25 @@ def test_what_cannot_be_imported_is_said(tmp_path):
         import_model(file, tmp_path / "full", "unet", names, **known)
 
 
-def test_a_network_that_computes_otherwise_is_refused(tmp_path, monkeypatch):
-    """Torchvision dilates the first block of a stage as the stage before; our default does not."""
+@pytest.mark.parametrize("other", [{"dilate_first_block": True}, {"align_corners": True}])
+def test_a_network_that_computes_otherwise_is_refused(tmp_path, monkeypatch, other):
+    """Torchvision dilates the first block of a stage as the stage before, and aligns no corners."""
     file = tmp_path / "tv.pth"
     saved(segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=2), file)
     build = imported.build_network
-    other = lambda net, classes: build(replace(net, dilate_first_block=True), classes)  # noqa: E731
-    monkeypatch.setattr(imported, "build_network", other)
-    with pytest.raises(SdrsegError, match="differ by"):
+    monkeypatch.setattr(imported, "build_network", lambda net, classes: build(replace(net, **other), classes))
+    with pytest.raises(SdrsegError, match=r"differ by .* more than 0\.0001"):
         import_model(file, tmp_path / "run", "deeplabv3_resnet50", ["background", "cat"])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_without_background_gets_a_channel_of_zeros(tmp_path):
+    file = tmp_path / "smp.safetensors"
+    model = saved(smp.create_model("unet", "resnet18", encoder_weights=None, classes=2), file)
+    (note,) = import_model(file, tmp_path / "run", "unet", ["background", "a", "b"], encoder="resnet18")
+    assert "no channel for background" in note
+    ours = sdrseg.load(tmp_path / "run", device="cpu")
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        theirs, said = model(image), ours.network(image).logits
+    assert not said[:, 0].any() and torch.allclose(said[:, 1:], theirs, atol=1e-5)

@@ -2,7 +2,7 @@
 
 Encoder and decoder come from segmentation_models_pytorch (smp), by name; only the decoder of the official code
 (`official`) and a small encoder for tests and generated data (`toy16`) are our own. smp's decoders upsample with
-align_corners=True; the logits are upsampled here, with align_corners=False.
+align_corners=True; the logits are upsampled here, as `net.align_corners` says.
 """
 
 from __future__ import annotations
@@ -50,10 +50,18 @@ class Output(NamedTuple):
 class Network(nn.Module):
     """Encoder, decoder and classifier. `build_network` makes one."""
 
-    def __init__(self, encoder: nn.Module, decoder: nn.Module, classifier: nn.Conv2d, multiple: int):
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        classifier: nn.Conv2d,
+        multiple: int,
+        align_corners: bool = False,
+    ):
         super().__init__()
         self.encoder, self.decoder, self.classifier = encoder, decoder, classifier
         self.multiple = multiple  # image sides are padded to a multiple of this
+        self.align_corners = align_corners
         self.statistics_frozen = False
         self.keep_stages = False  # whether an Output contains all stages, which keeps them in memory
         self.stride, self.feature_channels, self.features_nonnegative, self.pools = self._probe()
@@ -76,7 +84,8 @@ class Network(nn.Module):
         *stages, embedding = trunk
         coarse = self.classifier(embedding)
         padded = (next_multiple(height, self.multiple), next_multiple(width, self.multiple))
-        return Output(resize_canvas(upsample(coarse, padded), height, width), coarse, embedding, tuple(stages))
+        logits = upsample(coarse, padded, align_corners=self.align_corners)
+        return Output(resize_canvas(logits, height, width), coarse, embedding, tuple(stages))
 
     @property
     def classes(self) -> int:
@@ -208,7 +217,8 @@ def build_network(net: Net, classes: int) -> Network:
     try:
         encoder, decoder, classifier = _parts(net, classes)
         place_strides(encoder, net)
-        network = Network(encoder, decoder, classifier, encoder.output_stride * (8 if net.decoder == "pan" else 1))
+        multiple = encoder.output_stride * (8 if net.decoder == "pan" else 1)
+        network = Network(encoder, decoder, classifier, multiple, net.align_corners)
     except UsageError:
         raise
     except Exception as error:  # anything: the messages and types of many encoders and decoders

@@ -38,6 +38,9 @@ class Net:
     stride_on: Literal["conv2", "conv1"] = setting(
         "conv2", "ResNets with bottlenecks: stride on the 3×3 convolution (torchvision), or on the first 1×1 (v1)"
     )
+    align_corners: bool = setting(
+        False, "upsampling of the logits: with true, corner cells lie on corner pixels, as in smp's own models"
+    )
     weights: str = setting(
         "imagenet", "pre-trained weights: imagenet (downloaded once), none (random), or the path of a file"
     )

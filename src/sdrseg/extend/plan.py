@@ -86,10 +86,7 @@ def make_config(
 
 def _other_network(key: str, value: Any, saved: dict[str, Any]) -> bool:
     name = key.removeprefix("net.")
-    return (
-        name in ("encoder", "decoder", "output_stride", "decoder_activation", "stride_on")
-        and saved["net"][name] != value
-    )
+    return name != "weights" and not name.startswith("bn") and saved["net"].get(name, value) != value
 
 
 @dataclass(frozen=True)
