@@ -126,9 +126,11 @@ def test_a_rare_new_class_can_count_as_an_average_old_one():
     assert (average.student.classifier.bias[N_OLD:] > rows.bias[N_OLD:]).all()  # they start with a "yes" more often
 
 
-def test_new_rows_can_start_as_linear_discriminants():
-    """Against NumPy: the whitened difference of means, as long as old rows, with the best of all biases."""
-    stage = at_step_1(memory=False)
+@pytest.mark.parametrize("method", ["laps", "laps-softmax"])
+def test_new_rows_can_start_as_linear_discriminants(method):
+    """Against NumPy: the whitened difference of means, as long as old rows, with the best of all biases; in a softmax
+    model on top of the linear function that is nearest to the log-sum-exp of the old rows."""
+    stage = at_step_1(memory=False, method=method)
     images = normalise(make_batch(1, "disjoint").images)
     with torch.no_grad():
         stage.student.eval()
@@ -141,14 +143,26 @@ def test_new_rows_can_start_as_linear_discriminants():
     no = vectors[labels == 0]
     mean, spread = no.mean(0), np.cov(no.T, bias=True)
     spread += 0.1 * np.diag(spread).mean() * np.eye(len(mean))
-    length = np.linalg.norm(weights[1:N_OLD], axis=1).mean()
+    zero = weights[0] if method == "laps-softmax" else 0
+    length = np.linalg.norm(weights[1:N_OLD] - zero, axis=1).mean()
+
+    def level(x):
+        z = x @ weights[:N_OLD].T + biases[:N_OLD]
+        return np.log(np.exp(z).sum(1)) if method == "laps-softmax" else np.zeros(len(x))
+
     for c in range(N_OLD, CLASSES):
         own = vectors[labels == c]
         direction = np.linalg.solve(spread, own.mean(0) - mean)
-        np.testing.assert_allclose(weights[c], direction * length / np.linalg.norm(direction), rtol=1e-3, atol=1e-3)
+        both, share = np.concatenate([own, no]), np.repeat([0.5 / len(own), 0.5 / len(no)], [len(own), len(no)])
+        ridge = 1e-3 * (share @ (both - share @ both) ** 2).mean() * np.eye(both.shape[1])  # as further equations
+        centred = np.concatenate([(both - share @ both) * np.sqrt(share)[:, None], np.sqrt(ridge)])
+        wanted = np.concatenate([(level(both) - share @ level(both)) * np.sqrt(share), np.zeros(len(ridge))])
+        slope = np.linalg.lstsq(centred, wanted, rcond=None)[0]
+        expected = direction * length / np.linalg.norm(direction) + slope
+        np.testing.assert_allclose(weights[c], expected, rtol=1e-3, atol=1e-3)
 
         def loss(bias, c=c, own=own):
-            yes, rest = own @ weights[c] + bias, no @ weights[c] + bias
+            yes, rest = own @ weights[c] + bias - level(own), no @ weights[c] + bias - level(no)
             return 3 * np.logaddexp(0, -yes).sum() + np.logaddexp(0, rest).sum()
 
         assert loss(biases[c]) <= min(loss(biases[c] - 0.01), loss(biases[c] + 0.01))
@@ -242,6 +256,19 @@ def test_a_compiled_pass_equals_the_plain_one(monkeypatch):
         assert {"ce", "kd", "replay", "versus", "anchor"} <= compute(stage.batch).terms.keys()
         gradients.append(torch.cat([p.grad.flatten() for p in stage.student.parameters()]))
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_the_softmax_model_of_step_0_is_that_of_other_methods_and_is_surveyed(tmp_path):
+    run(tmp_path / "ft", "ft", spec="shapes:9-1@disjoint")
+    run(tmp_path / "laps", "laps-softmax", spec="shapes:9-1@disjoint")
+    step0 = [tmp_path / name / "steps/0" for name in ("ft", "laps")]
+    assert (step0[0] / "model.safetensors").read_bytes() == (step0[1] / "model.safetensors").read_bytes()
+    assert len(list((tmp_path / "bases").iterdir())) == 1
+    plain, memory = (load_file(step / "memory.safetensors") for step in step0)
+    assert set(memory["memory.classes.owner"].tolist()) == set(range(1, 10))
+    assert all(torch.equal(memory[name], tensor) for name, tensor in plain.items())
+    run(tmp_path / "own", "laps-softmax", spec="shapes:9-1@disjoint", bases=tmp_path / "others")  # trains it itself
+    assert content(tmp_path / "own") == content(tmp_path / "laps")
 
 
 @pytest.mark.parametrize("memory", ["gaussian", "prototype", "features"])

@@ -23,6 +23,7 @@ from sdrseg.engine.launch import cpu_warning
 from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.passes import make_pass
 from sdrseg.engine.saved import open_step
+from sdrseg.engine.shared import surveyed
 from sdrseg.engine.watch import NotFiniteError, Watch
 from sdrseg.errors import quantity
 from sdrseg.methods import Method, StepInfo
@@ -71,18 +72,21 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
     config = config.changed({"optim.lr": config.optim.lr * rate})
     if key is not None and ready is None:
         job.display.say(f"step 0: taken from the store of bases ({key})")
+        model, memory = job.bases.load(key)
+        memory |= surveyed(job, step, config, model)
         if job.processes.rank == 0:
             decision = method_type(config).decision
-            job.folder.save_step(0, *job.bases.load(key), _meta(job, step, config, decision, {"base": key}))
+            job.folder.save_step(0, model, memory, _meta(job, step, config, decision, {"base": key}))
         return
     assembled = method, student, _ = ready or assemble(job, step, method_type, config)
     bad = _fit(job, step, config, assembled)
     method.end_step(student)
+    model, memory = student.state_dict(), method.state_dict()
+    own = surveyed(job, step, config, model) if step.number == 0 else {}
     if job.processes.rank == 0:
-        model, memory = student.state_dict(), method.state_dict()
         more = ({"base": key} if key else {}) | ({"lowered_rate": rate} if rate < 1 else {})
         meta = _meta(job, step, config, method.decision, more)
-        job.folder.save_step(step.number, model, memory, meta)
+        job.folder.save_step(step.number, model, {**memory, **own}, meta)
         if key is not None and not bad and rate == 1:  # with skipped images it would be a different base
             job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
 

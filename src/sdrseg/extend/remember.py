@@ -19,13 +19,12 @@ from sdrseg.data.extended import Extended
 from sdrseg.data.source import PICTURE_SUFFIXES, Array, Source, Split, find_by_id, read_image
 from sdrseg.decision import Decision, decide
 from sdrseg.engine.checkpoint import save_tensors
-from sdrseg.engine.fit import survey
 from sdrseg.engine.job import Job
+from sdrseg.engine.shared import survey_with
 from sdrseg.errors import DataError, SdrsegError, quantity
 from sdrseg.extend.parent import Parent
 from sdrseg.labels import VOID
-from sdrseg.methods import Method, StepInfo
-from sdrseg.network import build_network
+from sdrseg.methods import Method
 
 
 class Pictures(Source):
@@ -110,17 +109,11 @@ def make_memory(job: Job, parent: Parent, views: Views, here: Path) -> dict[str,
     """Let the method survey images as after a step 0 with all these classes, and write memory.safetensors."""
     config = job.config.of_step(parent.step + 1)
     _, model, memory = parent.folder.load_step(parent.step)
-    network = build_network(config.net, len(parent.classes))
-    network.load_state_dict(model)
-    network.place_on(job.fabric.device)
-    method = job.method(config, job.processes)
-    method.begin_step(StepInfo(0, 0, len(parent.classes), job.protocol), network, None)
-    network.load_state_dict(model)  # restored, because begin_step may initialise rows
-    network.freeze_statistics()
     job.display.say(f"remembering old classes from {quantity(len(views.ids), 'image')}: {views.words}")
     batches = survey_batches(views.source, views.ids, views.table, config, share=job.share)
-    observer: Any = _Survey(method, None if views.labelled else parent.decision)
-    survey(job.fabric, observer, network, None, batches, "after")
+    decision = None if views.labelled else parent.decision
+    classes = len(parent.classes)
+    method = survey_with(model, job, config, classes, batches, lambda method: _Survey(method, decision))
     found = {name: t for name, t in method.state_dict().items() if name.startswith(("memory.", "prototypes."))}
     entry = {"file": "memory.safetensors", "sha256": ""}
     if job.processes.rank == 0:
@@ -136,6 +129,9 @@ class _Survey:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._method, name)
+
+    def wants_survey(self, when: str) -> bool:
+        return True
 
     def survey(self, batch: Batch, student: Any, teacher: Any) -> None:
         if self._decision is not None:

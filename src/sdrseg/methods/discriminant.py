@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 SHRINK = 0.1  # share of the mean variance that is added to a covariance before it is inverted
+RIDGE = 1e-3  # the same, for the slope of the level
 
 
 class Rest:
-    """Negatives of a class: samples (N, D), and the number of points each represents. In float64 on the CPU."""
+    """Negatives of a class: samples (N, D), and the number of points each represents. In float64 on the CPU.
 
-    def __init__(self, samples: Sequence[Tensor], points: Sequence[float]):
+    `level`: what a logit is compared with, at features (N, D); its excess is the score.
+    """
+
+    def __init__(self, samples: Sequence[Tensor], points: Sequence[float], level: Callable[[Tensor], Tensor]):
+        self.level = level
         self.vectors = torch.cat([*samples]).cpu().double()
         each = [torch.full((len(x),), n / max(1, len(x))) for x, n in zip(samples, points, strict=True)]
         self.weights = torch.cat(each).double()
@@ -25,13 +30,29 @@ class Rest:
 
 
 def discriminant(own: Tensor, points: float, rest: Rest, length: float) -> tuple[Tensor, float]:
-    """Weight Σ⁻¹(μ_own − μ_rest), scaled to `length`, and the bias with the smallest sigmoid cross-entropy.
+    """A row whose logits exceed the level where its class is: weight and bias.
 
-    `own` (N, D) represents `points` points.
+    The weight is Σ⁻¹(μ_own − μ_rest), scaled to `length`, plus the slope of the level (by least squares, the class and
+    the rest counting the same); the bias has the smallest sigmoid cross-entropy. `own` (N, D) represents `points`
+    points.
     """
     x = own.cpu().double()
     weight = F.normalize(torch.linalg.solve(rest.covariance, x.mean(0) - rest.mean), dim=0) * length
-    return weight, best_bias(x @ weight, rest.vectors @ weight, points / len(x), rest.weights)
+    levels = rest.level(x), rest.level(rest.vectors)
+    each = torch.cat([torch.full((len(x),), 1 / len(x)).double(), rest.weights / rest.weights.sum()])
+    weight = weight + slope(torch.cat([x, rest.vectors]), torch.cat(levels), each)
+    yes, no = x @ weight - levels[0], rest.vectors @ weight - levels[1]
+    return weight, best_bias(yes, no, points / len(x), rest.weights)
+
+
+def slope(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """The w (D,) of the linear function w·x + b nearest to y (N,) at x (N, D): weighted least squares with a ridge."""
+    share = weights / weights.sum()
+    x, y = x - share @ x, y - share @ y
+    spread = (x.T * share) @ x
+    ridge = RIDGE * spread.diagonal().mean() * torch.eye(len(spread)).double()
+    found: Tensor = torch.linalg.solve(spread + ridge, x.T @ (share * y))
+    return found
 
 
 def best_bias(yes: Tensor, no: Tensor, each: float, weights: Tensor) -> float:

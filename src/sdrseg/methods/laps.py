@@ -7,7 +7,7 @@ of them count as they do in the data seen so far. docs/laps.md has the equations
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -272,8 +272,10 @@ class LAPS(Method):
         share = float(sample.counts.sum() / self.seen)
         memories = self._remembered().values()
         no += [(drawn(part, NEGATIVES, self._seed()), share * float(part.points.sum())) for part in memories]
-        length = float(rows.weight[1:n_old].sum((2, 3)).norm(dim=1).mean())
-        rest = Rest([x for x, _ in no], [count for _, count in no])
+        length = float(self._old_rows().norm(dim=1).mean())
+        if not any(count > 0 for _, count in no):
+            return  # only the new classes are labelled, and nothing is remembered
+        rest = Rest([x for x, _ in no], [count for _, count in no], self._level())
         assert rows.bias is not None
         for channel in range(n_old, self.step.classes):
             own = sample.of(channel)
@@ -281,6 +283,14 @@ class LAPS(Method):
                 weight, bias = discriminant(own, self.own.positive * float(sample.counts[channel]), rest, length)
                 rows.weight[channel] = (weight / rows.weight[0, 0].numel()).to(rows.weight)[:, None, None]
                 rows.bias[channel] = bias
+
+    def _old_rows(self) -> Tensor:
+        """(n_old − 1, D): what turns features into the scores of old classes."""
+        return self.student.classifier.weight[1 : self.step.n_old].sum((2, 3))
+
+    def _level(self) -> Callable[[Tensor], Tensor]:
+        """What a new row's logit must exceed at features (N, D), in float64 on the CPU."""
+        return lambda x: x.new_zeros(len(x))
 
     # --- what is kept -----------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,7 @@ class LAPSSoftmax(LAPS):
 
     name = "laps-softmax"
     summary = "LAPS on a softmax model: new rows answer against the log-sum-exp of the old ones"
+    own_step0 = False  # plain training
     decision: Decision = "softmax"
     switches = {
         "kd.kind": From("standard", "the old rows among themselves"),
@@ -48,10 +50,18 @@ class LAPSSoftmax(LAPS):
     def _against_rest(self, z: Tensor) -> Tensor:
         return z - z[:, : self.step.n_old].logsumexp(1, keepdim=True).detach()
 
+    def _old_rows(self) -> Tensor:
+        return super()._old_rows() - self.student.classifier.weight[:1].sum((2, 3))  # against background
+
+    def _level(self) -> Callable[[Tensor], Tensor]:
+        rows, n_old = self.student.classifier, self.step.n_old
+        assert rows.bias is not None
+        weight, bias = (t[:n_old].detach().cpu().double() for t in (rows.weight.sum((2, 3)), rows.bias))
+        return lambda x: (x @ weight.T + bias).logsumexp(1)
+
     def distilled(self, batch: Batch) -> Tensor:
-        keep = Method.distilled(
-            self, batch
-        )  # a softmax cannot be negative for all old rows together: they learn nothing there
+        # a softmax cannot be negative for all old rows together: where that is wanted, they learn nothing
+        keep = Method.distilled(self, batch)
         return keep if self.own.on_new == "teacher" else keep & ~self._labelled_new(batch)
 
     def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
