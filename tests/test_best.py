@@ -52,9 +52,9 @@ def load_first_parameter(folder, step: int) -> float:
     return float(next(load(folder, step).network.parameters()).sum())
 
 
-def test_a_step_ends_when_patience_does(tmp_path, scores):
+def test_a_step_ends_when_patience_does_but_not_before_anything_is_learned(tmp_path, scores):
     given, _ = scores
-    given |= {0: [0.3, 0.2, 0.1], 1: [0.1, 0.2, 0.3, 0.4]}
+    given |= {0: [0.3, 0.2, 0.1], 1: [0.0, 0.0, 0.0, 0.4]}
     folder = tmp_path / "run"
     run(folder, "ft", *HELD, "train.patience=2", spec=SPEC)
     assert [(e["step"], e["epoch"]) for e in events(folder, "best")] == [(0, 1), (1, 4)]

@@ -39,16 +39,26 @@ def mean_of(values: Values, channels: Sequence[int]) -> float | None:
 
 @dataclass(frozen=True)
 class StepScore:
-    """The scores after a step. `base` and `new`: how many channels came in step 0 and later (background is in base)."""
+    """The scores after a step. `base`: how many channels came in step 0, background included. `unknown`: channels that
+    no scored image labels; pixels in their rows are only counted against other classes."""
 
     step: int
     names: tuple[str, ...]
     base: int
     confusion: Matrix
+    unknown: tuple[int, ...] = ()
 
     @property
     def iou(self) -> Values:
-        return iou(self.confusion)
+        return self._known(iou(self.confusion))
+
+    @property
+    def accuracy(self) -> Values:
+        return self._known(pixel_accuracy(self.confusion))
+
+    def _known(self, values: Values) -> Values:
+        values[list(self.unknown)] = np.nan
+        return values
 
     def groups(self) -> dict[str, range]:
         """Channels of the reported means, with and without background."""
@@ -67,7 +77,7 @@ class StepScore:
         return means | {"harmonic": harmonic(means["old"], means["new"])}
 
     def to_dict(self) -> dict[str, Any]:
-        accuracy = pixel_accuracy(self.confusion)
+        accuracy = self.accuracy
         return {
             "step": self.step,
             "base": self.base,
@@ -80,12 +90,13 @@ class StepScore:
             ],
             "left_out": [name for name, value in zip(self.names, self.iou, strict=True) if np.isnan(value)],
             "confusion": self.confusion.tolist(),
-        }
+        } | ({"unknown": list(self.unknown)} if self.unknown else {})
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> StepScore:
         names = tuple(c["name"] for c in saved["classes"])
-        return cls(saved["step"], names, saved["base"], np.array(saved["confusion"], np.int64))
+        matrix = np.array(saved["confusion"], np.int64)
+        return cls(saved["step"], names, saved["base"], matrix, tuple(saved.get("unknown", ())))
 
 
 def harmonic(old: float | None, new: float | None) -> float | None:

@@ -35,11 +35,11 @@ class Best:
         self.tensors: dict[str, Tensor] = {}
 
     def see(self, epoch: int, miou: float | None, student: Network, method: Method) -> bool:
-        """Record a score; return whether to stop."""
-        self.last = epoch
+        """Record a score; return whether to stop. As long as it is 0, nothing is learned yet: the last model counts."""
+        self.last, score = epoch, miou or 0.0
         self.scores_since += 1
-        if (miou or 0.0) > self.miou:
-            self.epoch, self.miou, self.scores_since = epoch, miou or 0.0, 0
+        if score > self.miou or score == self.miou == 0:
+            self.epoch, self.miou, self.scores_since = epoch, score, 0
             parts = {"model": student.state_dict(), "method": method.state_dict()}
             named = {name: t for part, values in parts.items() for name, t in with_prefix(part, values).items()}
             self.tensors = {name: tensor.detach().cpu().clone() for name, tensor in named.items()}

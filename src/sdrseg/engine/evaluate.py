@@ -119,7 +119,9 @@ def score(
             found[0, [c not in told for c in step.channels]] = 0
         matrix += found
     names = tuple(job.scenario.classes[c] for c in step.channels)
-    return StepScore(step.number, names, len(job.scenario[0].channels), matrix)
+    labelled = frozenset().union(*(step.channels if told is None else told for told in alike))
+    unknown = tuple(channel for channel, c in enumerate(step.channels) if c not in labelled)
+    return StepScore(step.number, names, len(job.scenario[0].channels), matrix, unknown)
 
 
 def require_held_out(job: Job) -> None:
