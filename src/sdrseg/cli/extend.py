@@ -88,12 +88,22 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")
 NewRun = Annotated[Path, typer.Option(metavar="RUN", help="A new folder; the old run stays as it is.")]
 
 
-def history(run: Run, json: AsJson = False) -> None:
-    """Show the steps that led to a model: date, data, method, classes and scores."""
+def history(
+    run: Run,
+    other: Annotated[
+        Path | None, typer.Argument(metavar="[OTHER]", help="A run to compare with, extended from the same model.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Show the steps that led to a model: date, data, method, classes and scores. With OTHER, compare two branches."""
+    from sdrseg.extend.branches import branches
     from sdrseg.extend.history import history as read
-    from sdrseg.extend.show import show_history
+    from sdrseg.extend.show import show_branches, show_history
 
-    show_history(read(run), json)
+    if other is None:
+        show_history(read(run), json)
+    else:
+        show_branches(branches(run, other), json)
 
 
 def rollback(run: Run, step: Annotated[int, typer.Option(help="The last step to keep.")], out: NewRun) -> None:

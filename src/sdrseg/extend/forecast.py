@@ -13,6 +13,7 @@ from sdrseg.data.batches import eval_batches, train_order
 from sdrseg.engine.evaluate import confusion
 from sdrseg.engine.job import Job
 from sdrseg.engine.saved import open_step
+from sdrseg.errors import quantity
 from sdrseg.extend.plan import Plan
 
 LOOKED_AT = 100
@@ -38,12 +39,12 @@ class Forecast:
 
     def sentences(self) -> list[str]:
         counts = ", ".join(f"{name} in {count}" for name, count in self.images.items())
-        lines = [f"{self.trained} training images ({counts}), {self.held_out} held out"]
+        lines = [f"{quantity(self.trained, 'training image')} ({counts}), {self.held_out} held out"]
         for name, old in self.lookalikes.items():
             lines += [
                 f"{100 * share:.0f} % of {name} pixels are now predicted as '{other}'" for other, share in old.items()
             ]
-        about = f"{self.seconds:.0f} seconds" if self.seconds < 120 else f"{self.seconds / 60:.0f} minutes"
+        about = f"{max(2, self.seconds):.0f} seconds" if self.seconds < 120 else f"{self.seconds / 60:.0f} minutes"
         lines.append(
             f"at most {self.iterations} iterations, about {about} of training and {self.gibibytes:.1f} GiB of memory"
         )
@@ -71,7 +72,7 @@ def forecast(job: Job, plan: Plan) -> Forecast:
     weights = sum(p.numel() for p in network.parameters()) * 4
     memory = (batch * saved + 4 * weights) / 2**30  # student, gradient, momentum, teacher
     return Forecast(
-        plan.new.images, len(step.train_ids), len(step.val_ids), alike, iterations, iterations * batch * seconds, memory
+        plan.new.images, len(step.train_ids), plan.new.held_out, alike, iterations, iterations * batch * seconds, memory
     )
 
 

@@ -39,6 +39,11 @@ class NewData:
     protocol: Protocol
     notes: tuple[str, ...]
 
+    @property
+    def held_out(self) -> int:
+        """How many images are scored and not trained on."""
+        return len(self.val_ids) if self.parts[0].val else 0
+
 
 def read_new_data(
     parent: Parent,

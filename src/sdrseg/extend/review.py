@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def review(job: Job, plan: Plan, score: StepScore, before: Forecast | None, limi
     result = {
         "step": plan.step.number,
         "old_images": len(old_ids),
-        "held_out_images": len(plan.new.val_ids),
+        "held_out_images": plan.new.held_out,
         "old": old,
         "new": fresh,
         "forgetting": None if lost is None else 100 * lost,
@@ -81,7 +81,7 @@ def verdict(result: dict[str, Any], limits: Limits) -> dict[str, Any]:
         was = "could not be measured" if new is None else f"is {new:.1f}"
         missed.append(f"IoU of the new classes {was}, the minimum is {limits.min_new_iou:g}")
     asked = limits.max_forgetting is not None or limits.min_new_iou is not None
-    return {"asked": asked, "met": not missed, "missed": missed}
+    return {"asked": asked, "met": not missed, "missed": missed, **asdict(limits)}
 
 
 @dataclass
@@ -115,14 +115,16 @@ def _look(job: Job, plan: Plan) -> list[Seen]:
                 id = batch.ids[first + offset]
                 one = found.setdefault(id, Seen(id, (np.zeros((k, k), np.int64), np.zeros((k, k), np.int64)), 0, 0))
                 _add(one, labels[offset], said[0][offset], said[1][offset], len(step.old), k)
+    n_old = len(step.old)
     for one in found.values():
+        pixels = max(1, int(one.matrices[0].sum()))
         told = plan.source.labelled(one.id)
+        if told is not None:  # as in scores: background counts only where a labelled class is predicted
+            for matrix in one.matrices:
+                matrix[0, [c not in told for c in step.channels]] = 0
         before, after = one.matrices
-        scored = max(1, int(before.sum()))
-        one.regression = float((np.trace(before[: len(step.old)]) - np.trace(after[: len(step.old)])) / scored)
-        one.false_alarm = float(after[: len(step.old), len(step.old) :].sum() / scored)
-        if told is not None:
-            one.regression = 0.0  # its old classes have no labels
+        one.regression = float((np.trace(before[:n_old]) - np.trace(after[:n_old])) / pixels)
+        one.false_alarm = float(after[:n_old, n_old:].sum() / pixels)
     return list(found.values())
 
 

@@ -75,6 +75,11 @@ def extend(
         raise UsageError(f"--out {out}: the extended run must not be changed. Choose another folder.")
     if unlabelled not in ("background", "ignore"):
         raise UsageError(f"--unlabelled {unlabelled}: use background or ignore.")
+    if negatives and unlabelled == "ignore":
+        raise UsageError(
+            "--negatives with --unlabelled ignore: images without a new class have no labelled pixel to learn from. "
+            "Leave one of them out."
+        )
     if protocol not in (None, "overlapped", "sequential"):
         raise UsageError(f"--protocol {protocol}: use overlapped or sequential.")
     new = read_new_data(parent, folder, classes, unlabelled=unlabelled, negatives=negatives, protocol=protocol)

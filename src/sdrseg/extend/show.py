@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sdrseg.distributed import Processes
+from sdrseg.errors import quantity
 from sdrseg.extend.run import Extension
 from sdrseg.terminal import console, print_json, print_table
 
@@ -20,19 +21,24 @@ def show_extension(done: Extension, json: bool) -> None:
     result, out = done.result, console()
     rows = [[c["name"], *(_number(c[key]) for key in ("before", "after", "lost"))] for c in result["old"]]
     rows += [[c["name"], "new", _number(c["iou"]), "–"] for c in result["new"]]
-    print_table(f"IoU before and after step {done.step}, in per cent", ["class", "before", "after", "lost"], rows)
-    if result["forgetting"] is not None:
-        out.print(f"old classes lost {result['forgetting']:.1f} points on average ({result['old_images']} test images)")
+    print_table(f"IoU in % before and after step {done.step}", ["class", "before", "after", "lost"], rows)
+    if (lost := result["forgetting"]) is not None:
+        did = "lost" if lost >= 0 else "gained"
+        counted = quantity(result["old_images"], "test image")
+        out.print(f"old classes {did} {abs(lost):.1f} points on average ({counted})")
     elif result["kept_elsewhere"] is not None:
         out.print(
             f"old test images are not available; on the new images, {100 * result['kept_elsewhere']:.1f} % of the "
             f"pixels outside the new classes are predicted as before"
         )
     if result["new_iou"] is not None:
-        out.print(f"new classes reach {result['new_iou']:.1f} ({result['held_out_images']} held-out images)")
+        held = result["held_out_images"]
+        counted = quantity(held, "held-out image") if held else "on its training images"
+        out.print(f"new classes reach an IoU of {result['new_iou']:.1f} ({counted})")
     verdict = result["verdict"]
     if verdict["asked"]:
-        out.print("verdict: PASSED" if verdict["met"] else f"verdict: MISSED: {'; '.join(verdict['missed'])}")
+        words = "PASSED" if verdict["met"] else f"MISSED: {'; '.join(verdict['missed'])}"
+        out.print(f"verdict: {words}", soft_wrap=True)
     out.print(f"run folder: {done.run}", soft_wrap=True)
 
 
@@ -49,10 +55,7 @@ def show_history(found: dict[str, Any], json: bool) -> None:
             ", ".join(s["classes"]),
             s["data"],
             s["model"][:12],
-            *(
-                _number(None if s["miou"] is None or s["miou"][g] is None else 100 * s["miou"][g])
-                for g in ("old", "new")
-            ),
+            *(_percent(None if s["miou"] is None else s["miou"][g]) for g in ("old", "new")),
         ]
         for s in found["steps"]
     ]
@@ -62,6 +65,26 @@ def show_history(found: dict[str, Any], json: bool) -> None:
         console().print(f"{change['date']}: {change['what']}", soft_wrap=True)
     for step in found["broken"]:
         console().print(f"step {step} was not trained from the model of the step before it")
+
+
+def show_branches(found: dict[str, Any], json: bool) -> None:
+    """IoU of the classes that both runs know, side by side."""
+    if json:
+        print_json(found)
+        return
+    keys = ("fork", "first", "second")
+    rows = [[c["name"], *(_percent(c[key]) for key in keys)] for c in found["classes"]]
+    rows.append(["mean", *(_percent(found["mean"][key]) for key in keys)])
+    fork = found["shared_steps"] - 1
+    print_table(f"IoU in % of the classes up to step {fork}", ["class", f"step {fork}", *found["runs"]], rows)
+    for run, new in zip(found["runs"], found["new"], strict=True):
+        console().print(f"{run} adds {', '.join(new) or 'no class'}", soft_wrap=True)
+    if not found["same_images"]:
+        console().print("the runs were scored on different images of these classes: do not compare their numbers")
+
+
+def _percent(value: float | None) -> str:
+    return _number(None if value is None else 100 * value)
 
 
 def _number(value: float | None) -> str:

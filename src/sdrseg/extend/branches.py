@@ -1,0 +1,70 @@
+"""Two runs that extend the same model in different directions: where they part, and how each scores old classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdrseg.engine.folder import RunFolder
+from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.extend.history import history
+from sdrseg.metrics import StepScore, Values, iou, mean_of
+
+
+def branches(first: Path, second: Path) -> dict[str, Any]:
+    """The steps that two runs share, and IoU of the classes of these steps: at the last shared step and at each end.
+
+    Only pixels of these classes are counted, so that classes that only one run knows make no difference.
+    """
+    both = [history(run) for run in (first, second)]
+    pairs = list(zip(*(found["steps"] for found in both), strict=False))
+    shared = next((n for n, (a, b) in enumerate(pairs) if a["model"] != b["model"]), len(pairs))
+    if shared == 0:
+        raise UsageError(f"{first} and {second} have no step in common: their models of step 0 differ.")
+    folders = [RunFolder(Path(found["run"])) for found in both]
+    count = len(folders[0].read_json(f"steps/{shared - 1}/meta.json")["classes"])
+    scores = [_score(folders[0], shared - 1)]
+    scores += [_score(folder, len(found["steps"]) - 1) for folder, found in zip(folders, both, strict=True)]
+    values = [_shared(score, count) for score in scores]
+    names = scores[0].names
+    rows = [
+        {"name": names[c], **{key: _number(v[c]) for key, v in zip(("fork", "first", "second"), values, strict=True)}}
+        for c in range(1, count)
+    ]
+    means = [mean_of(v, range(1, count)) for v in values]
+    images = [_old_images(folder, shared) for folder in folders]
+    return {
+        "runs": [found["run"] for found in both],
+        "shared_steps": shared,
+        "new": [[name for step in found["steps"][shared:] for name in step["classes"]] for found in both],
+        "classes": rows,
+        "mean": dict(zip(("fork", "first", "second"), means, strict=True)),
+        "same_images": images[0] == images[1],
+    }
+
+
+def _score(folder: RunFolder, step: int) -> StepScore:
+    if not folder.has_metrics(step):
+        raise SdrsegError(f"{folder.path}: step {step} is not scored yet. Let the run finish, or resume it.")
+    return StepScore.from_dict(folder.read_json(f"steps/{step}/metrics.json"))
+
+
+def _shared(score: StepScore, count: int) -> Values:
+    """IoU over the pixels of the first `count` classes. A prediction of a later class is an error."""
+    matrix = np.where(np.arange(len(score.names))[:, None] < count, score.confusion, 0)
+    values = iou(matrix)
+    values[list(score.unknown)] = np.nan
+    return values[:count]
+
+
+def _old_images(folder: RunFolder, shared: int) -> dict[str, str]:
+    """The test images of the shared steps that the last step was scored on too, and what their masks hold."""
+    told = folder.read_json("scenario.json")
+    digests, last = told["mask_digests"], set(told["steps"][-1]["test_ids"])
+    return {id: digests.get(id, "") for id in told["steps"][shared - 1]["test_ids"] if id in last}
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
