@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 import sdrseg
 from extend_data import NAMES, SIDE, base_folder, coco_folder, masks_folder, yolo_folder
-from formats import save
+from formats import save, write
 from runs import Quiet
 from sdrseg.cli import app
 from sdrseg.config import Config
@@ -20,7 +21,11 @@ from sdrseg.data.extended import Extended
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.run import train
 from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.export import export_model
+from sdrseg.extend.branches import branches
 from sdrseg.extend.history import change_classes, history, rollback
+from sdrseg.extend.newdata import read_new_data
+from sdrseg.extend.parent import read_parent
 from sdrseg.extend.plan import DEFAULTS
 from sdrseg.extend.run import extend
 from sdrseg.methods import METHODS
@@ -105,6 +110,10 @@ def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place,
     weights = [(tmp_path / run / "steps/2/model.safetensors").read_bytes() for run in ("8", "whole")]
     assert weights[0] == weights[1]
 
+    scored = json.loads((tmp_path / "8/steps/1/metrics.json").read_text())["classes"]
+    before = [c["before"] for c in done.result["old"]]  # the same images, model and rule for what is not labelled
+    assert before == pytest.approx([100 * c["iou"] for c in scored])
+
     extend(tmp_path / "8", place / "orange", tmp_path / "9", method="ft", settings=QUICK, display=Quiet())
     model = sdrseg.load(tmp_path / "9")
     assert [c.name for c in model.classes] == list(NAMES) and [c.step for c in model.classes][-3:] == [1, 2, 3]
@@ -116,7 +125,7 @@ def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place,
 
 
 def test_going_back_and_in_another_direction(place, tmp_path):
-    extend(place / "run", place / "white", tmp_path / "two", settings=QUICK, method="ft", display=Quiet())
+    first = extend(place / "run", place / "white", tmp_path / "two", settings=QUICK, method="ft", display=Quiet())
     rollback(tmp_path / "two", 0, tmp_path / "back")
     assert [c.name for c in sdrseg.load(tmp_path / "back").classes] == list(NAMES[:7])
     assert [r["same"] for r in score_again(tmp_path / "back")] == [True]
@@ -126,6 +135,13 @@ def test_going_back_and_in_another_direction(place, tmp_path):
         tmp_path / "two", place / "black", tmp_path / "step", step=0, settings=QUICK, method="ft", display=Quiet()
     )
     assert same.result["new"] == done.result["new"]
+    found = branches(tmp_path / "two", tmp_path / "other")
+    assert found["shared_steps"] == 1 and found["new"] == [["white"], ["black"]] and found["same_images"]
+    assert [c["name"] for c in found["classes"]] == list(NAMES[1:7])
+    for key, result in (("first", first.result), ("second", done.result)):
+        ious = [100 * c[key] for c in found["classes"]]
+        assert ious == pytest.approx([c["after"] for c in result["old"][1:]])
+        assert [100 * c["fork"] for c in found["classes"]] == pytest.approx([c["before"] for c in result["old"][1:]])
     with pytest.raises(SdrsegError, match="already exists"):
         rollback(tmp_path / "two", 0, tmp_path / "back")
 
@@ -169,8 +185,10 @@ def test_what_cannot_be_is_said_before_anything_is_made(place, tmp_path):
         (run, tmp_path / "labelled", {}, "--protocol sequential"),
         (run, white, {"method": "laps"}, "it trains a sigmoid model"),
         (run, white, {"settings": {"net.encoder": "resnet18"}}, "net.encoder cannot change"),
+        (run, white, {"settings": {"net.atrous": "12,24,36"}}, "net.atrous cannot change"),
         (run, white, {"replay": white}, "--replay .*: none of its classes"),
         (run, white, {"unlabelled": "nothing"}, "background or ignore"),
+        (run, white, {"unlabelled": "ignore", "negatives": True}, "no labelled pixel to learn from"),
         (run, white, {"step": 3}, "step 3 is not finished"),
         (run, tmp_path / "nowhere", {}, "no such folder"),
         (run, white, {"images": tmp_path / "nowhere"}, "no such folder"),
@@ -204,7 +222,7 @@ def test_one_image_is_enough_and_what_it_means_is_said(place, tmp_path):
     done = extend(place / "run", tmp_path / "one", tmp_path / "out", settings={"train.epochs": 2}, display=said)
     assert any("scored on the training images" in note for note in done.notes)
     assert any("white is in 1 training image;" in note for note in done.notes)
-    assert done.forecast["trained"] == 1 and done.result["new_iou"] is not None
+    assert done.forecast["trained"] == 1 and done.forecast["held_out"] == 0 and done.result["new_iou"] is not None
 
 
 def test_without_the_old_data_it_goes_on_and_says_so(place, tmp_path):
@@ -215,6 +233,7 @@ def test_without_the_old_data_it_goes_on_and_says_so(place, tmp_path):
     done = extend(tmp_path / "run", place / "white", tmp_path / "gone", settings=QUICK, display=Quiet())
     assert done.method == "sdr" and done.result["forgetting"] is None and done.result["kept_elsewhere"] is not None
     assert any("forgetting cannot be measured" in note for note in done.notes)
+    assert done.summary["miou"]["old"] is None and done.summary["miou"]["new"] is not None
     there = {"old_data": tmp_path / "moved", "settings": QUICK, "max_forgetting": -200.0}
     done = extend(tmp_path / "run", place / "white", tmp_path / "there", **there, display=Quiet())
     assert done.method == "laps-softmax" and done.result["old_images"] > 0
@@ -240,8 +259,78 @@ def test_replay_the_exit_code_and_the_report(place, tmp_path):
         int(v) for id in replayed for v in np.unique(np.array(scenario["steps"][1]["train_table"])[source.mask(id)])
     }
     assert seen == set(range(7))
-    file, notes = write_report([tmp_path / "two"], tmp_path / "report.html", images=2)
-    assert notes == [] and b".photo-0{" in file.read_bytes()
+    _check_page(tmp_path / "two", tmp_path / "report.html")
+
+
+def _check_page(run: Path, out: Path) -> None:
+    """The page about what was kept and lost says what extension.json says, with pictures of the worst images."""
+    saved = json.loads((run / "steps/1/extension.json").read_text())
+    file, notes = write_report([run], out, images=2)
+    page = file.read_text()
+    assert notes == [] and "A threshold is missed." in page and "missed: old classes lose at most -200 points" in page
+    part = page[page.index('<section id="extension"') : page.index('<section id="steps"')]
+    for c in saved["old"]:
+        shown = f'<tr data-class="{c["name"]}">.*?"{c["before"]}".*?"{c["after"]}".*?"{c["after"] - c["before"]}"'
+        assert re.search(shown, part, re.S)
+    assert f'value="{saved["new"][0]["iou"]}"' in part
+    worst = [*saved["regressions"], *saved["false_alarms"]]
+    assert len(worst) > 0 and part.count('<div class="row"') == len(worst)
+    assert part.count('class="mask"') == 3 * len(worst)  # truth, before, after
+    alike = {n: old for n, old in saved["forecast"]["lookalikes"].items() if old}
+    assert ("Look-alikes before training" in part) == bool(alike)
+    page = write_report([run], out, images=0, overwrite=True)[0].read_text()
+    assert worst[0]["id"] in page and '<div class="row"' not in page
+    (run / "steps/1/extension.json").unlink()
+    (run / "steps/1/extension.json").write_text(json.dumps({**saved, "verdict": {"max_forgetting": "much"}}))
+    with pytest.raises(SdrsegError, match=r"extension\.json: not as `sdrseg extend` writes it"):
+        write_report([run], out, images=0)
+
+
+def test_what_is_not_labelled_can_be_ignored_and_negatives_be_trained_on(place, tmp_path):
+    masks_folder(tmp_path / "half", 7, 12)
+    for mask in sorted((tmp_path / "half/masks").iterdir())[::2]:
+        save(mask, np.zeros((SIDE, SIDE)))
+    parent = read_parent(place / "run")
+    plain, more = (read_new_data(parent, tmp_path / "half", None, negatives=n) for n in (False, True))
+    assert plain.images == more.images and plain.val_ids == more.val_ids
+    assert len(plain.train_ids) == plain.images["white"] and len(more.train_ids) + len(more.val_ids) == 12
+    assert set(plain.train_ids) < set(more.train_ids)
+    given = {"unlabelled": "ignore", "settings": QUICK, "display": Quiet()}
+    done = extend(place / "run", place / "white", tmp_path / "out", **given)
+    source = Extended.open(tmp_path / "out", Config())
+    assert {int(v) for id in source.ids("train") for v in np.unique(source.mask(id))} == {7, 255}
+    step = json.loads((tmp_path / "out/steps/1/metrics.json").read_text())
+    old = sum(source.mask(id).size for id in source.ids("val") if not id.startswith("step1/"))
+    white = sum(int((source.mask(id) == 7).sum()) for id in source.ids("val"))
+    assert np.sum(step["confusion"]) == old + white and done.result["kept_elsewhere"] is not None
+
+
+def test_a_sigmoid_model_is_extended_by_laps_and_exported_with_its_names(place, tmp_path):
+    given = {"settings": {**SMALL, "train.epochs": 2}, "bases": tmp_path / "bases", "display": Quiet()}
+    train("folder:offline", "laps", tmp_path / "run", data=place / "base", **given)
+    done = extend(tmp_path / "run", place / "white", tmp_path / "two", settings=QUICK, display=Quiet())
+    old, new = (json.loads((tmp_path / "two/steps" / s / "meta.json").read_text()) for s in "01")
+    assert done.method == "laps" and old["decision"] == new["decision"] == "sigmoid"
+    weights = [load_file(tmp_path / "two/steps" / s / "model.safetensors")["classifier.weight"] for s in "01"]
+    assert (weights[1][:7] == weights[0]).all()
+    change_classes(tmp_path / "two", tmp_path / "named", {"white": "snow"}, ["red"])
+    export_model(tmp_path / "named", tmp_path / "named.onnx")
+    ours, theirs = sdrseg.load(tmp_path / "named", device="cpu"), sdrseg.load(tmp_path / "named.onnx")
+    assert [c.name for c in theirs.classes][-1] == "snow" and [c.id for c in theirs.classes][:3] == [0, 0, 2]
+    image = np.random.default_rng(0).integers(0, 255, (40, 56, 3)).astype(np.uint8)
+    assert (ours.predict(image).mask == theirs.predict(image).mask).all()
+
+
+def test_images_much_larger_or_smaller_than_the_crops_are_pointed_out(place, tmp_path):
+    parent = read_parent(place / "run")  # crops of 32
+    for side, said in ((12, True), (20, False), (120, False), (140, True)):
+        folder = tmp_path / str(side)
+        for n in range(2):
+            save(folder / f"images/{n}.png", np.zeros((side, side + 5, 3)))
+            save(folder / f"masks/{n}.png", np.eye(side, side + 5) * 255)
+        write(folder / "dataset.toml", 'values = {0 = "background", 255 = "white"}\n')
+        notes = read_new_data(parent, folder, None).notes
+        assert any(f"shorter side of its images is {side} pixels" in note for note in notes) == said
 
 
 def test_the_default_of_every_kind_of_model_is_a_method():

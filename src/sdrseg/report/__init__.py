@@ -88,6 +88,7 @@ def _has_pictures(report: Path) -> bool:
 def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathered:
     """Read the memories of the runs and, if the data set is available, compute predictions and features."""
     from sdrseg.engine.job import TEST_IMAGES, scored_on
+    from sdrseg.report.extension import picture, read_extension
     from sdrseg.report.latent import measure, prototype_distances, remembered
     from sdrseg.report.page import Gathered
     from sdrseg.report.pictures import choose, load_images, look, open_data, start_row, takes_folder
@@ -104,6 +105,8 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
             continue
         found.prototypes[number] = prototype_distances(memory, run.config.proto.average)
         found.memories[number] = remembered(memory)
+    extended = [(run, one) for run in runs if (one := read_extension(run)) is not None]
+    found.extensions = [one for _, one in extended]
     if wanted < 1:
         found.notes.append("No pictures and features, as requested (--images 0).")
         return found
@@ -133,6 +136,11 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
                 found.latents[number] = measure(seen, run, len(names))
             except SdrsegError as error:
                 found.notes.append(f"Predictions and features of {run.label} are missing: {error}")
+    for run, extension in extended:
+        try:
+            picture(extension, run, source)
+        except SdrsegError as error:
+            found.notes.append(f"Pictures of what {run.label} kept and lost are missing: {error}")
     return found
 
 

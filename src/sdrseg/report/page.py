@@ -17,6 +17,7 @@ from sdrseg.colours import LINES, hex_of, text_on
 from sdrseg.report import MARK, charts, tables
 from sdrseg.report.collect import RunRecord, command_line, scored_differently
 from sdrseg.report.curves import loss_panels
+from sdrseg.report.extension import Extension, photo_rows
 from sdrseg.report.findings import figures, measures, sentence
 from sdrseg.report.latent import Floats, Latent, Remembered
 from sdrseg.report.panels import courses_panels, forgetting_panel, histogram_panel, latent_panels, sparsity_panels
@@ -32,6 +33,7 @@ class Gathered:
     latents: list[Latent | None] = field(default_factory=list)
     prototypes: list[Floats | None] = field(default_factory=list)
     memories: list[Remembered | None] = field(default_factory=list)
+    extensions: list[Extension] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -47,6 +49,7 @@ def render(runs: Sequence[RunRecord], found: Gathered) -> str:
         lstrip_blocks=True,
     )
     environment.filters["percent"] = lambda v: "–" if v is None else f"{100 * v:z.1f}"
+    environment.filters["one_decimal"] = "{:z.1f}".format
     first = max(runs, key=lambda run: run.last)
     colours = first.colours
     return environment.get_template("report.html.j2").render(
@@ -79,6 +82,7 @@ def render(runs: Sequence[RunRecord], found: Gathered) -> str:
         ],
         memories=[(run.label, memory) for run, memory in zip(runs, found.memories, strict=True) if memory],
         found=found,
+        photos=photo_rows(found.rows, found.extensions),
         settings=_settings(runs),
     )
 

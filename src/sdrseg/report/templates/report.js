@@ -8,7 +8,7 @@
   const opacity = document.getElementById("opacity");
   const clears = [...document.querySelectorAll(".clear")];
   const buttons = [...document.querySelectorAll(".legend button[data-channel]")];
-  const masks = [...grid.querySelectorAll("img.mask")];
+  const masks = [...document.querySelectorAll("img.mask")];
   const clouds = [...document.querySelectorAll(".cloud")];
   const names = JSON.parse(document.getElementById("step-names").textContent);
   const originals = new Map(masks.map((mask) => [mask, mask.src]));
@@ -77,7 +77,7 @@
   }
 
   function showOpacity() {
-    grid.style.setProperty("--opacity", String(opacity.value / 100));
+    document.querySelector("main").style.setProperty("--opacity", String(opacity.value / 100));
     document.getElementById("opacity-now").textContent = `${opacity.value} %`;
   }
 
