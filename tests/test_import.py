@@ -80,6 +80,11 @@ def test_what_cannot_be_imported_is_said(tmp_path):
         with pytest.raises(SdrsegError, match=match):
             import_model(file, tmp_path / "out", arch, given, **options)
     assert not (tmp_path / "out").exists()
+    with pytest.raises(SdrsegError, match=r"nothing\.pth: no such file\.$"):
+        import_model(tmp_path / "nothing.pth", tmp_path / "out", "unet", names, **known)
+    torch.save({"model": object}, tmp_path / "code.pth")
+    with pytest.raises(SdrsegError, match=r"code\.pth: not a file of tensors\. Files that execute code"):
+        import_model(tmp_path / "code.pth", tmp_path / "out", "unet", names, **known)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("")
     with pytest.raises(SdrsegError, match="already exists"):

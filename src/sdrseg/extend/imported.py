@@ -49,6 +49,8 @@ def import_model(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SdrsegError(f"{out} already exists. Choose a new folder with --out.")
+    if not file.is_file():
+        raise SdrsegError(f"{file}: no such file.")
     names = [name.strip() for name in classes]
     tensors = {n: t.float() if t.is_floating_point() else t for n, t in read_tensors(file)[0].items()}
     source, net, ours = _open(file, arch, encoder, tensors)
