@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+import re
 import shutil
 import statistics
 from types import SimpleNamespace
@@ -138,9 +140,38 @@ def test_an_offline_run_is_divided_into_the_classes_of_each_scenario():
 @given(st.text(max_size=20))
 def test_names_cannot_break_latex(name):
     table = compare([cell("a", settings={"x.y": name}), cell("a", setup="other", settings={"x.y": 1}, seed=0)])
-    latex = to_latex(table)
-    body = [line for line in latex.splitlines() if line.startswith("a default")]
-    assert all(line.count(" & ") == 4 for line in body[:1])
+    require_sound_latex(to_latex(table))
+
+
+@pytest.mark.parametrize("name", list(paper_tables()))
+def test_the_papers_tables_are_sound_latex(name):
+    require_sound_latex(to_latex(fill(paper_table(name), {}, [])))
+
+
+def require_sound_latex(text: str) -> None:
+    """One tabular with braces that close, no character that means something to TeX, and as many cells as columns."""
+    lines = [line for line in text.splitlines() if not line.startswith("%")]
+    assert not any("%" in line.replace("\\%", "") for line in lines)
+    begin, *body, end = lines
+    columns = re.fullmatch(r"\\begin\{tabular\}\{([lr ]+)\}", begin)
+    assert columns and end == r"\end{tabular}" and (body[0], body[-1]) == (r"\toprule", r"\bottomrule")
+    for line in body:
+        plain = re.sub(r"\\[\\%&_#${}]", "", line)  # without escaped characters and the end of the row
+        depths = list(itertools.accumulate({"{": 1, "}": -1}.get(c, 0) for c in plain))
+        assert min(depths, default=0) >= 0 and not (depths and depths[-1]), line
+        assert not set(plain) & set("#_~^") and plain.count("$") % 2 == 0, line
+        assert all(command in KNOWN for command in re.findall(r"\\([a-zA-Z]+)", plain)), line
+        if line.endswith(r"\\"):
+            wide = sum(int(n) - 1 for n in re.findall(r"\\multicolumn\{(\d+)\}", plain))
+            assert plain.count("&") + 1 + wide == len(columns[1].replace(" ", "")), line
+        else:
+            assert re.fullmatch(r"\\(toprule|midrule|bottomrule)|(\\cmidrule\(lr\)\{\d+-\d+\} ?)+", line), line
+
+
+KNOWN = set(
+    "toprule midrule bottomrule cmidrule multicolumn textbf underline textit quad scriptsize pm dag "
+    "textbackslash textasciitilde textasciicircum".split()
+)
 
 
 # --- differences -----------------------------------------------------------------------------------------------------

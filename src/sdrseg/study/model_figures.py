@@ -64,13 +64,16 @@ def draw_latent(runs: Sequence[RunRecord], images: Sequence[TestImage], out: Pat
         used: set[int] = set()
         for line, (run, projection) in zip(axes, shown, strict=True):
             every = np.concatenate(projection.points)
+            low, high = every.min(axis=0), every.max(axis=0)
+            room = 0.03 * np.maximum(high - low, 1e-6)
+            limits = np.stack([low - room, high + room])
             for axis, points, step in zip(line, projection.points, (projection.before, projection.after), strict=True):
                 for c in sorted(set(projection.channels.tolist())):
                     used.add(c)
                     of_class = points[projection.channels == c]
                     axis.plot(*of_class.T, ls="", marker=".", ms=2.5, color=hex_of(run.colours[c]))
                 axis.set(title=f"{run.label}, step {step}", xticks=[], yticks=[])
-                axis.set(xlim=(every[:, 0].min(), every[:, 0].max()), ylim=(every[:, 1].min(), every[:, 1].max()))
+                axis.set(xlim=limits[:, 0], ylim=limits[:, 1])
             line[0].set_ylabel(f"{100 * projection.explained:.0f} % of the variance")
         names, colours = runs[0].all_names, runs[0].colours
         patches = [Patch(facecolor=hex_of(colours[c]), label=names[c]) for c in sorted(used)]

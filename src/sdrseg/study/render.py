@@ -126,7 +126,7 @@ def _marked_in_latex(value: Value) -> str:
     if value.ours is None:
         return "--"
     mean, spread = (
-        f"{value.ours.mean:.1f}",
+        f"{value.ours.mean:.1f}".replace("-", "$-$"),
         "" if value.ours.std is None else rf"\,{{\scriptsize$\pm${value.ours.std:.1f}}}",
     )
     return {0: mean, 1: rf"\textbf{{{mean}}}", 2: rf"\underline{{{mean}}}"}[value.rank] + spread
