@@ -35,7 +35,7 @@ class Best:
         self.tensors: dict[str, Tensor] = {}
 
     def see(self, epoch: int, miou: float | None, student: Network, method: Method) -> bool:
-        """Record a score; return whether to stop. As long as it is 0, nothing is learned yet: the last model counts."""
+        """Record a score; return whether to stop. While it is 0, nothing has been learned: the last model is kept."""
         self.last, score = epoch, miou or 0.0
         self.scores_since += 1
         if score > self.miou or score == self.miou == 0:

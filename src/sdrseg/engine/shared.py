@@ -1,4 +1,4 @@
-"""A model that another method trained, such as a shared step 0: what this run's method learns from a survey with it."""
+"""For a model that another method trained, such as a shared step 0: the state of this run's method after a survey."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sdrseg.scenario import Step
 
 
 def surveyed(job: Job, step: Step, config: Config, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the method adds to the memory of step 0; nothing if it trained step 0 itself, or surveys nothing."""
+    """What the method adds to the memory of step 0; empty if it trained step 0 itself or has no survey."""
     if job.method.survey is job.base[0].survey:
         return {}
     ids = step.train_ids
@@ -44,7 +44,7 @@ def survey_with(
     network.place_on(job.fabric.device)
     method = job.method(config, job.processes)
     method.begin_step(StepInfo(0, 0, classes, job.protocol), network, None)
-    network.load_state_dict(model)  # as it was: a method may start step 0 with other rows
+    network.load_state_dict(model)  # restored, because a method may initialise rows in step 0
     network.freeze_statistics()
     network.keep_stages = method.needs_stages
     surveyor = through(method)

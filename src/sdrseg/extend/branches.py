@@ -1,4 +1,4 @@
-"""Two runs that extend the same model in different directions: where they part, and how each scores old classes."""
+"""Compares two runs that extend the same model: their last common step, and how each scores old classes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def branches(first: Path, second: Path) -> dict[str, Any]:
 
 def _score(folder: RunFolder, step: int) -> StepScore:
     if not folder.has_metrics(step):
-        raise SdrsegError(f"{folder.path}: step {step} is not scored yet. Let the run finish, or resume it.")
+        raise SdrsegError(f"{folder.path}: step {step} is not scored yet. Wait for the run, or resume it.")
     return StepScore.from_dict(folder.read_json(f"steps/{step}/metrics.json"))
 
 
@@ -60,7 +60,7 @@ def _shared(score: StepScore, count: int) -> Values:
 
 
 def _old_images(folder: RunFolder, shared: int) -> dict[str, str]:
-    """The test images of the shared steps that the last step was scored on too, and what their masks hold."""
+    """The test images of the shared steps that the last step was also scored on, with the digests of their masks."""
     told = folder.read_json("scenario.json")
     digests, last = told["mask_digests"], set(told["steps"][-1]["test_ids"])
     return {id: digests.get(id, "") for id in told["steps"][shared - 1]["test_ids"] if id in last}

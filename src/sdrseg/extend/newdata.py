@@ -41,7 +41,7 @@ class NewData:
 
     @property
     def held_out(self) -> int:
-        """How many images are scored and not trained on."""
+        """The number of images that are scored but not used for training."""
         return len(self.val_ids) if self.parts[0].val else 0
 
 

@@ -1,4 +1,4 @@
-"""What a run that was extended kept and lost in its last step, with pictures of the images that got worse."""
+"""What an extended run kept and lost in its last step, with pictures of the images that got worse."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Worst:
 
 @dataclass(frozen=True, eq=False)
 class Extension:
-    """What extension.json of the last step says, and the pictures by image."""
+    """The contents of extension.json of the last step, and pictures by image."""
 
     label: str
     step: int
@@ -68,7 +68,7 @@ class Extension:
 
 
 def read_extension(run: RunRecord) -> Extension | None:
-    """That of the last finished step, if it was added by `sdrseg extend`."""
+    """The extension of the last finished step, if it was added by `sdrseg extend`."""
     file = run.folder.step(run.last) / EXTENSION
     if not file.exists():
         return None

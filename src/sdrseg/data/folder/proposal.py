@@ -18,9 +18,9 @@ from sdrseg.labels import VOID
 MASKS = 200
 """The number of masks that are read, evenly spaced in the list."""
 BLUR = 20
-"""JPEG moves most values by less."""
+"""JPEG changes most values by less than this."""
 FREQUENT = 0.002
-"""Share of the pixels from which a value of a JPEG file is taken for a class."""
+"""The share of pixels from which a value in a JPEG file counts as a class."""
 
 
 def ask_for_classes(file: Path, masks: Sequence[Path]) -> str:
@@ -68,7 +68,7 @@ def _for_values(values: list[int]) -> str:
 
 
 def _peaks(pixels: Counter[int]) -> list[int]:
-    """The values that classes had before JPEG changed some."""
+    """The values of the classes before JPEG changed some."""
     peaks: list[int] = []
     for value, count in pixels.most_common():
         if count >= FREQUENT * pixels.total() and all(abs(value - peak) > BLUR for peak in peaks):
@@ -77,7 +77,7 @@ def _peaks(pixels: Counter[int]) -> list[int]:
 
 
 def _ranges(peaks: list[int]) -> str:
-    """Ranges around these values, with their ends halfway in between."""
+    """Ranges around these values that end halfway between them."""
     ends = [(low + high) // 2 for low, high in pairwise(peaks)]
     keys = [f"{low}-{high}" for low, high in zip([0, *(end + 1 for end in ends)], [*ends, 255], strict=True)]
     return f"# JPEG changes values, so these are ranges. Better save the masks as PNG files.\n{_table(keys)}"
