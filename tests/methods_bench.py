@@ -116,6 +116,8 @@ def begin(
     student = build_network(config.net, N_OLD).to(dtype)
     student.load_state_dict(weights)
     method = METHODS[name](config, processes or Processes(alone=True))
+    if METHODS[name].survey is not base_type.survey:
+        memory = memory | _surveyed(METHODS[name], config, weights, protocol, dtype)
     method.load_state_dict(copy.deepcopy(memory))
     teacher = None
     if method.needs_teacher:
@@ -128,6 +130,18 @@ def begin(
 
 
 _BASES: dict[str, tuple[dict[str, Tensor], dict[str, Tensor], list[float]]] = {}
+
+
+def _surveyed(
+    method_type: type[Method], config: Config, weights: dict[str, Tensor], protocol: str, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """What a method adds to the memory of a step 0 that another one trained."""
+    student = build_network(config.net, N_OLD).to(dtype)
+    method = method_type(config, Processes(alone=True))
+    method.begin_step(StepInfo(0, 0, N_OLD, protocol), student, None)
+    student.load_state_dict(weights)
+    Stage(method, student, None, make_batch(0, protocol), torch.optim.SGD(student.parameters())).look("after")
+    return {name: tensor for name, tensor in method.state_dict().items() if not name.startswith("prototypes.")}
 
 
 def _train_base(
