@@ -24,7 +24,7 @@ def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
     out = console()
     out.print(f"step-averaged mIoU {_percent(summary['step_averaged_miou'])}", markup=False)
     if summary["steps"] > 1:
-        out.print(f"forgetting at the end {_percent(summary['forgetting']['final'])}", markup=False)
+        out.print(f"forgetting at the end, without background {_percent(summary['forgetting']['final'])}", markup=False)
     if "intransigence" in summary:
         out.print(f"intransigence against offline {_percent(summary['intransigence']['mean'])}", markup=False)
     out.print(f"run folder: {folder}", markup=False)
