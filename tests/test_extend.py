@@ -278,7 +278,7 @@ def _check_page(run: Path, out: Path) -> None:
     assert len(worst) > 0 and part.count('<div class="row"') == len(worst)
     assert part.count('class="mask"') == 3 * len(worst)  # truth, before, after
     alike = {n: old for n, old in saved["forecast"]["lookalikes"].items() if old}
-    assert ("Look-alikes before training" in part) == bool(alike)
+    assert ("Similar classes before training" in part) == bool(alike)
     page = write_report([run], out, images=0, overwrite=True)[0].read_text()
     assert worst[0]["id"] in page and '<div class="row"' not in page
     (run / "steps/1/extension.json").unlink()
