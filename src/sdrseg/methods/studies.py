@@ -102,6 +102,13 @@ def _laps() -> list[type[Method]]:
         ("drift", "LAPS whose memory follows the features", {"laps__drift": True}),
         ("skip-new", "LAPS without distillation where the label is a new class", {"laps__on_new": "skip"}),
         ("correct-new", 'LAPS whose old rows learn "no" where the label is a new class', {"laps__on_new": "no"}),
+        (
+            "slow",
+            "LAPS with a third of the learning rates, but for new rows",
+            {"optim__lr_later": 3e-5, "laps__row_rate": 33.0},
+        ),
+        ("frozen-encoder", "LAPS that trains decoder and new rows only", {"optim__encoder_lr_factor_later": 0.0}),
+        ("light", "LAPS with a quarter of the distillation", {"kd__weight": 1.25}),
     ]
     return [
         variant(LAPS, f"laps-{name}", summary, "docs/laps.md: ablation", **values) for name, summary, values in rows
