@@ -16,10 +16,11 @@ from sdrseg.data.sealed import Sealed
 from sdrseg.data.shapes import Shapes
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.files import write_json
+from sdrseg.metrics import StepScore
 from sdrseg.scenario import build_scenario, parse_spec
 from sdrseg.study.decay import Decay, stability_decay
 from sdrseg.study.ranges import Range, default_ranges, parse_range, stability_of
-from sdrseg.study.tune import Search, search_ranges
+from sdrseg.study.tune import Search, new_of_step, search_ranges
 
 SPEC = "shapes:8-2@disjoint"
 QUICK = parse_settings([*TINY, "shapes.train=150"])
@@ -145,6 +146,17 @@ def test_a_budget_ends_the_default_strategy_and_more_resumes_it(tmp_path, monkey
     assert stability_decay(tuned(tmp_path), rates=list(REFERENCE[0])) == whole
     none = stability_decay(tuned(tmp_path), minutes=0, rates=list(REFERENCE[0]))
     assert not none["finished"] and none["chosen"] == {} and none["trials"] == []
+
+
+def test_the_score_of_a_step_is_that_of_its_own_classes():
+    """Channels: background, one old class, one of step 1 (forgotten), two of step 2."""
+    confusion = np.zeros((5, 5), np.int64)
+    confusion[0, 0], confusion[1, 1], confusion[2, 0] = 10, 5, 5
+    confusion[3, 3], confusion[3, 0] = 6, 2  # IoU 6/8
+    confusion[4, 4], confusion[4, 2] = 1, 3  # IoU 1/4
+    score = StepScore(2, tuple("bacde"), 2, confusion)
+    assert new_of_step(score, 3) == pytest.approx(50)
+    assert score.miou()["new"] == pytest.approx(1 / 3)  # with that of step 1
 
 
 def test_the_stability_weights_are_those_of_the_method(tmp_path):

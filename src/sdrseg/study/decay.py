@@ -22,7 +22,7 @@ from sdrseg.files import write_json
 from sdrseg.metrics import StepScore
 from sdrseg.study.queue import drop_models
 from sdrseg.study.ranges import around, stability_of
-from sdrseg.study.tune import BudgetError, EnoughError, Search, Trial
+from sdrseg.study.tune import BudgetError, EnoughError, Search, Trial, new_of_step
 
 WITHIN = 0.2
 """New classes may be learned this share less well than by fine-tuning."""
@@ -47,11 +47,13 @@ class Decay:
     def up_to(self, step: int, folder: str, method: str, values: Mapping[str, Any]) -> float:
         """Train a run from the one before up to a step; the hold-out's mIoU of the step's new classes, in per cent."""
         found: list[float] = []
+        channels = [0]  # after each step
 
         def after(score: StepScore) -> None:
             if score.step == step:
-                found.append(100 * (score.miou()["new"] or 0.0))
+                found.append(new_of_step(score, channels[-1]))
                 raise EnoughError("the step is done")
+            channels.append(len(score.names))
 
         begin_with = self.before if step > 0 else None
         try:

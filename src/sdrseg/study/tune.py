@@ -20,7 +20,7 @@ from sdrseg.engine.watch import NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError, quantity
 from sdrseg.files import write_json
 from sdrseg.methods import method_layers, own_sections, resolve_method
-from sdrseg.metrics import StepScore
+from sdrseg.metrics import StepScore, mean_of
 from sdrseg.study.ranges import Range
 
 HOLDOUT = 0.2
@@ -121,6 +121,14 @@ class Search:
         return result
 
 
+def new_of_step(score: StepScore, before: int) -> float:
+    """The mIoU in per cent of the classes that a step brings; `before`: the number of channels of the step before.
+
+    Those of other steps after step 0 count as new too in a run's scores, and have labels in the sequential protocol.
+    """
+    return 100 * (mean_of(score.iou, range(before, len(score.names))) or 0.0)
+
+
 def search_ranges(
     search: Search, ranges: Sequence[Range], trials: int | None, minutes: float | None, seed: int = 0
 ) -> dict[str, Any]:
@@ -130,18 +138,20 @@ def search_ranges(
     if trials is None and minutes is None:
         raise UsageError("Say how long to search: --trials NUMBER or --minutes MINUTES.")
     search.require_new_classes()
-    kind = "all" if search.oracle else "new"
 
     def objective(trial: Any) -> float:
         values = {one.key: one.suggest(trial) for one in ranges}
         seen: list[float] = []
+        channels = [0]  # after each step
 
         def after(score: StepScore) -> None:
             if score.step > 0:
-                seen.append(100 * (score.miou()[kind] or 0.0))
+                found = 100 * (score.miou()["all"] or 0.0) if search.oracle else new_of_step(score, channels[-1])
+                seen.append(found)
                 trial.report(sum(seen) / len(seen), score.step)
                 if trial.should_prune():
                     raise EnoughError("pruned")
+            channels.append(len(score.names))
 
         try:
             search.run(f"{trial.number}", search.method, {**search.settings, **values}, after)
