@@ -15,6 +15,8 @@ from PIL import Image
 import sdrseg as library
 from formats import save_heic
 from sdrseg.data.shapes import Shapes
+from sdrseg.errors import DataError
+from sdrseg.predict.images import pixels_of
 from sdrseg.predict.legend import with_legend
 from sdrseg.tiles import fitting_tiles, tile_count
 
@@ -102,6 +104,11 @@ def test_the_bar_of_many_images_counts_their_tiles(sdrseg, trained, monkeypatch)
     Path("c.png").write_bytes(b"no picture")
     sdrseg("predict", trained, "a.png", "c.png", "b.png", "--out", "o", "--tile", 64, "--overlap", 16, "--json")
     assert sorted(said)[-1] == (8 + 1 + 1, 8 + 1 + 1) and len(said) >= 4
+
+
+def test_several_images_for_one_are_told_where_to_go():
+    with pytest.raises(DataError, match="2 images at once: predict_each predicts several"):
+        pixels_of(["a.png", "b.png"])
 
 
 def test_a_heic_photograph_is_read_or_named_with_what_it_needs(sdrseg, trained, monkeypatch):

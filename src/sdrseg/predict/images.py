@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 
 from sdrseg.data.heif import allow_heif
 from sdrseg.data.source import PICTURE_SUFFIXES, Array, find_files, open_picture, rgb
-from sdrseg.errors import DataError, SdrsegError
+from sdrseg.errors import DataError, SdrsegError, quantity
 
 LONGEST = 200  # bytes of a name; longer names are shortened
 
@@ -150,6 +150,8 @@ def pixels_of(image: object) -> Array:
     """(H, W, 3) uint8 of an image given as a path, a PIL image, a NumPy array or a torch tensor."""
     if isinstance(image, str | Path):
         return read_pixels(Path(image))[0]
+    if isinstance(image, list | tuple):
+        raise DataError(f"{quantity(len(image), 'image')} at once: predict_each predicts several.")
     if isinstance(image, Image.Image):
         try:
             return rgb(ImageOps.exif_transpose(image))
