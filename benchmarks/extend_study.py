@@ -1,6 +1,6 @@
 """How well a class is added to a model of coloured boxes: methods × learning rates, one line of JSON for each run.
 
-    python benchmarks/extend_study.py OUT --rates 0.0005 0.002 0.02        # minutes on a CPU
+    python benchmarks/extend_study.py OUT [--rates 0.0005 0.002]        # minutes on a CPU
 
 Every line names the rate, so that a method is judged at its own best one and not at that of another. Photographs:
 extend_voc.py.

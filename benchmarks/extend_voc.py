@@ -84,7 +84,6 @@ def measured(matrix: Any, names: Sequence[str]) -> dict[str, Any]:
     found = iou(matrix)
     return {
         "iou": {n: None if np.isnan(v) else float(100 * v) for n, v in zip(names, found, strict=True)},
-        "old": 100 * (mean_of(found, range(1, 16)) or 0.0),
         "confusion": matrix.tolist(),
     }
 
@@ -125,15 +124,20 @@ def one(
         score = score_saved(job, step)
         said = job.log.last  # type: ignore[union-attr]
     found = measured(score.confusion, score.names)
-    lost = [before["iou"][n] - found["iou"][n] for n in score.names[1:16] if before["iou"][n] is not None]
+    matrices = [np.array(scored["confusion"]) for scored in (before, found)]
+    lost = mean_of(iou(matrices[0]) - iou(matrices[1]), range(1, 16))
+    for matrix in matrices:
+        matrix[-1] = 0  # without the pixels of the new class
+    elsewhere = mean_of(iou(matrices[0]) - iou(matrices[1]), range(1, 16))
     used = config.of_step(1)
     return {
         **run,
         "given": len(step.train_ids) + len(step.val_ids),
         "trained_on": len(step.train_ids),
         "new_iou": found["iou"][run["class"]],
-        "lost": float(np.mean(lost)) if lost else None,
-        "old_before": before["old"],
+        "lost": None if lost is None else 100 * lost,
+        "lost_elsewhere": None if elsewhere is None else 100 * elsewhere,
+        "scored_images": len(step.test_ids),
         **found,
         "iterations": said.get("train", {}).get("iteration"),
         "best": said.get("best"),
@@ -209,7 +213,7 @@ def carry_out(given: argparse.Namespace, folder: Path) -> None:
             gc.collect()
             longest = max(longest, time.monotonic() - start)
             print(
-                f"{label} {name} {count} {method}: new {found['new_iou'] or 0:.1f}, lost {found['lost']:.2f}, "
+                f"{label} {name} {count} {method}: new {found['new_iou'] or 0:.1f}, lost {found['lost'] or 0:.2f}, "
                 f"{found['iterations']} iterations, {found['seconds']:.1f} + {found['seconds_of_scoring']:.1f} s "
                 f"({time.monotonic() - begin:.0f} s)",
                 flush=True,

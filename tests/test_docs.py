@@ -165,6 +165,7 @@ def test_the_example_of_onnx(exported):
         ("settings.md", "settings_tables"),
         ("performance.md", "speed_tables"),
         ("laps.md", "laps_tables"),
+        ("extend.md", "extend_tables"),
     ],
 )
 def test_the_tables_are_those_that_the_scripts_print(page, script, monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from sdrseg.data.source import Split
 from sdrseg.decision import Decision
 from sdrseg.engine.job import read_masks
 from sdrseg.errors import UsageError
+from sdrseg.extend.by_size import settings_by_size
 from sdrseg.extend.newdata import NewData
 from sdrseg.extend.parent import Parent
 from sdrseg.labels import VOID
@@ -30,22 +30,6 @@ KEPT = {"net": (), "data": (), "eval": ("every", "also"), "optim": (), "shapes":
 DEFAULTS: dict[Decision, str] = {"softmax": "laps-softmax", "sigmoid": "laps", "sigmoid_all": "lwf-mc"}
 WITHOUT_MEMORY = "sdr"
 SUITS = {"softmax": "laps-softmax, sdr, mib or ft", "sigmoid": "laps", "sigmoid_all": "lwf-mc"}
-FEW_IMAGES = 64
-SLOWER = {"laps": 100, "laps-softmax": 100}
-"""With few images, the learning rate of step 0 is divided by this, and by 25 for other methods (docs/extend.md)."""
-ITERATIONS = 400
-"""The target with little data."""
-
-
-def small_data(images: int, held_out: bool, parent: Config, method: str) -> dict[str, dict[str, Any]]:
-    """Settings by the number of training images. With few images: smaller batches and more epochs, for about 400
-    iterations, and a lower learning rate. The best model on the held-out images is kept."""
-    few = images < FEW_IMAGES
-    batch = min(4, images) if few else 8
-    epochs = min(100, max(20, math.ceil(ITERATIONS / (images // batch))))
-    watched = {"best_every": max(1, epochs // 10), "patience": 4} if held_out else {}
-    rate = min(parent.optim.lr_later, parent.optim.lr / (SLOWER.get(method, 25) if few else 10))
-    return {"train": {"batch_size": batch, "epochs": epochs, **watched}, "optim": {"lr_later": rate}}
 
 
 def choose_method(parent: Parent, name: str | None, memory: bool) -> str:
@@ -62,7 +46,7 @@ def make_config(
     """The parent's network, data and optimiser settings, the method's losses, epochs by the size of the data."""
     saved = parent.config.to_dict()
     kept = {n: {k: v for k, v in saved[n].items() if k not in leave} for n, leave in KEPT.items()}
-    by_size = small_data(images, held_out, parent.config, method)
+    by_size = settings_by_size(images, held_out, parent.config, method)
     layers = [
         (str(parent.folder.path / "config.json"), kept),
         *method_layers(method, "default", None, parent.source),

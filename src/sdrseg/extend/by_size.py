@@ -1,0 +1,66 @@
+"""Settings of an extension by the number of its training images: declared here once, explained in docs/extend.md."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from sdrseg.config import Config
+from sdrseg.config.engine import Optim
+from sdrseg.methods import find_method
+from sdrseg.methods.laps import LAPS
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Settings for at most so many training images (None: any number). The first that fits holds."""
+
+    images: int | None
+    batch: int
+    iterations: int  # at least so many, and EPOCHS epochs
+    slower: int  # the learning rate of step 0 is divided by this
+    laps: dict[str, Any] = field(default_factory=dict)
+    """Other settings for LAPS, by "section.key". Its rate is divided by `slower_laps`."""
+    slower_laps: int = 10
+
+
+REGIMES = (
+    Regime(
+        63,
+        batch=4,
+        iterations=400,
+        slower=25,
+        slower_laps=100,
+        laps={"optim.encoder_lr_factor_later": 0.0, "laps.prior": "average", "laps.row_rate": 100.0},
+    ),
+    Regime(None, batch=8, iterations=400, slower=10),
+)
+EPOCHS = 8
+SCORES = 10
+"""How often the held-out images are scored."""
+PATIENCE = 4
+"""Scores without a better one after which training ends."""
+
+
+def regime_of(images: int) -> Regime:
+    return next(one for one in REGIMES if one.images is None or images <= one.images)
+
+
+def settings_by_size(images: int, held_out: bool, parent: Config, method: str) -> dict[str, dict[str, Any]]:
+    """Settings for so many training images. The best model by the held-out images is kept, if there are any."""
+    regime, laps = regime_of(images), issubclass(find_method(method), LAPS)
+    batch = min(regime.batch, images)
+    epochs = max(EPOCHS, math.ceil(regime.iterations / (images // batch)))
+    watched = {"best_every": max(1, epochs // SCORES), "patience": PATIENCE} if held_out else {}
+    rate = parent.optim.lr / (regime.slower_laps if laps else regime.slower)
+    if parent.optim.lr_later != Optim().lr_later:  # chosen for this model
+        rate = min(rate, parent.optim.lr_later)
+    found: dict[str, dict[str, Any]] = {
+        "train": {"batch_size": batch, "epochs": epochs, **watched},
+        "optim": {"lr_later": rate},
+    }
+    for key, value in regime.laps.items() if laps else ():
+        section, _, name = key.partition(".")
+        found.setdefault(section, {})[name] = value
+    return found

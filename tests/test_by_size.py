@@ -1,0 +1,40 @@
+"""Settings of an extension by the number of its images."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdrseg.config import Config, load_config
+from sdrseg.extend.by_size import EPOCHS, settings_by_size
+
+
+def by_size(images: int, method: str = "sdr", held_out: bool = True, **settings) -> dict:
+    config = load_config("voc", None, {f"optim.{key}": value for key, value in settings.items()})
+    return settings_by_size(images, held_out, config, method)
+
+
+def test_few_images_get_small_batches_and_with_laps_a_frozen_encoder():
+    few = by_size(40, "laps-softmax")
+    assert few["train"] == {"batch_size": 4, "epochs": 40, "best_every": 4, "patience": 4}
+    assert few["optim"]["encoder_lr_factor_later"] == 0 and few["laps"]["prior"] == "average"
+    many = by_size(400, "laps-softmax")
+    assert many["train"]["batch_size"] == 8 and many["train"]["epochs"] == 8
+    assert many["optim"].keys() == by_size(40, "mib")["optim"].keys() == {"lr_later"}
+    assert "laps" not in many and "laps" not in by_size(40, "mib")
+
+
+@given(st.integers(1, 5000), st.booleans())
+def test_every_number_of_images_can_be_trained_on(images, held_out):
+    train = settings_by_size(images, held_out, Config(), "sdr")["train"]
+    assert 1 <= train["batch_size"] <= images and train["epochs"] >= EPOCHS
+    assert (images // train["batch_size"]) * train["epochs"] >= 400
+    assert ("best_every" in train) == held_out and train.get("best_every", 1) <= train["epochs"]
+
+
+@pytest.mark.parametrize(("images", "share"), [(40, 25), (400, 10)])
+def test_the_rate_is_a_share_of_step_0s_and_never_above_the_one_that_was_set(images, share):
+    assert by_size(images, lr=1e-3, lr_later=1.0)["optim"]["lr_later"] == pytest.approx(1e-3 / share)
+    assert by_size(images, lr=1e-3, lr_later=1e-7)["optim"]["lr_later"] == 1e-7
+    assert by_size(images, lr=0.05)["optim"]["lr_later"] == pytest.approx(0.05 / share)  # lr_later was not set
