@@ -91,15 +91,19 @@ def test_what_cannot_be_imported_is_said(tmp_path):
         import_model(file, tmp_path / "full", "unet", names, **known)
 
 
-@pytest.mark.parametrize("other", [{"dilate_first_block": True}, {"align_corners": True}])
-def test_a_network_that_computes_otherwise_is_refused(tmp_path, monkeypatch, other):
-    """Torchvision dilates the first block of a stage as the stage before, and aligns no corners."""
-    file = tmp_path / "tv.pth"
-    saved(segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=2), file)
-    build = imported.build_network
+@pytest.mark.parametrize("library", ["torchvision", "smp"])
+def test_a_network_that_computes_otherwise_is_refused(tmp_path, monkeypatch, library):
+    """Torchvision dilates the first block of a stage as the stage before; smp aligns corners."""
+    file, build = tmp_path / "model.pth", imported.build_network
+    if library == "torchvision":
+        arch, encoder, other = "deeplabv3_resnet50", None, {"dilate_first_block": True}
+        saved(segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=2), file)
+    else:
+        arch, encoder, other = "deeplabv3plus", "resnet18", {"align_corners": False}
+        saved(smp.create_model(arch, encoder, encoder_weights=None, classes=2), file)
     monkeypatch.setattr(imported, "build_network", lambda net, classes: build(replace(net, **other), classes))
     with pytest.raises(SdrsegError, match=r"differ by .* more than 0\.0001"):
-        import_model(file, tmp_path / "run", "deeplabv3_resnet50", ["background", "cat"])
+        import_model(file, tmp_path / "run", arch, ["background", "cat"], encoder=encoder)
     assert not (tmp_path / "run").exists()
 
 
