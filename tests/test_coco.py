@@ -186,7 +186,7 @@ def test_mask_content_changes_with_the_label_map_alone(tmp_path: Path) -> None:
     [
         (drawn(5, [[1, 1, 2, 2]]), "broken annotation", ["id 5", "4 numbers"]),
         (drawn(5, [[1, 1, 2, 2, 3, 3, 4]]), "broken annotation", ["id 5", "7 numbers"]),
-        (drawn(5, [[1, 1, 2, 2, 3, "x"]]), "broken annotation", ["id 5", "numbers"]),
+        (drawn(5, [[1, 1, 2, 2, 3, "x"]]), "broken annotation", ["id 5", "pixel coordinates"]),
         (drawn(5, [[1, 1, 2, 2, 3, 1e9]]), "broken annotation", ["id 5", "coordinates"]),
         (drawn(5, [[1, 1, 2, 2, 3, float("nan")]]), "broken annotation", ["id 5", "coordinates"]),
         (drawn(5, [[[1, 1], [2, 2], [3, 3], [4, 1], [5, 1], [6, 1]]]), "broken annotation", ["id 5", "coordinates"]),
@@ -288,7 +288,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         ([], ["no classes"]),
         ([{"id": 1}], ["categories[0]", "{'id': 1}"]),
         ([{"id": 1, "name": "cat"}, {"id": 1, "name": "dog"}], ["category id 1", "'cat'", "'dog'"]),
-        ([{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}], ["'cat'", "twice"]),
+        ([{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}], ["'cat'", "both name the class"]),
         ([{"id": i, "name": str(i)} for i in range(254)], ["255 classes", "254"]),
     ):
         with fails(write(path, one, [], categories), *words):
