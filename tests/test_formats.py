@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from formats import FORMATS, NAMES, Scene, coco, scenes, write
@@ -210,6 +210,7 @@ JSON = st.recursive(
 
 @settings(max_examples=40, deadline=None)
 @given(lines=st.lists(st.text("0123456789.e- xn", max_size=30), max_size=4), shapes=st.lists(JSON, max_size=4))
+@example(lines=[], shapes=[{"label": "0"}])  # another class, which comes first
 def test_nothing_in_a_file_can_break_the_rest(lines, shapes):
     with tempfile.TemporaryDirectory() as name:
         for format in ("yolo", "labelme"):
@@ -219,7 +220,9 @@ def test_nothing_in_a_file_can_break_the_rest(lines, shapes):
         write(Path(name, "labelme/photo00.json"), {"shapes": shapes})
         for format, id in (("yolo", "train/photo01"), ("labelme", "photo01")):
             source = open_folder(Path(name, format))
-            assert np.array_equal(source.mask(id), scene_of(id).mask)
+            for number, name_of_class in enumerate(NAMES[1:], 1):
+                drawn = source.mask(id) == source.classes.index(name_of_class)
+                assert np.array_equal(drawn, scene_of(id).mask == number)
             assert {source.mask(id).shape for split in ("train", "val") for id in source.ids(split)} == {(32, 32)}
 
 
