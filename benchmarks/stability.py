@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -156,8 +157,10 @@ def main() -> None:
                 if not given.json:
                     numbers = [f"{row[k]:.3g}" for k in ("first", "largest", "last", "miou") if row[k] is not None]
                     print(*cell.values(), "DIVERGED" if row["problem"] else "ok", *numbers, row["problem"], flush=True)
-    bad = [row for row in rows if row["problem"]]
-    print(json.dumps({"rows": rows}, indent=2) if given.json else f"{len(bad)} of {len(rows)} runs diverged")
+    if given.json:
+        print(json.dumps({"arguments": sys.argv[1:], "rows": rows}, indent=2))
+    else:
+        print(f"{sum(bool(row['problem']) for row in rows)} of {len(rows)} runs diverged")
 
 
 if __name__ == "__main__":

@@ -244,8 +244,9 @@ def test_broken_yaml(tmp_path, text, said):
 @pytest.mark.parametrize(
     ("shape", "said"),
     [
-        ({"label": "cat", "shape_type": "line", "points": [[0, 0], [5, 5]]}, "a line; only polygons"),
-        ({"label": "cat", "points": [[0, 0], [5, 5]]}, "a polygon of 4 numbers"),
+        ({"label": "lane", "shape_type": "line", "points": [[0, 0], [5, 5]]}, "a line; only polygons"),
+        ({"label": "ghost", "points": []}, "a polygon with 0 points; it needs at least 3"),
+        ({"label": "cat", "points": [[0, 0], [5, 5]]}, "a polygon with 2 points; it needs at least 3"),
         ({"label": "cat", "points": "abc"}, "points are not pairs of numbers"),
         ({"label": None, "points": []}, "None is not a class"),
         ("nothing", "'nothing' is not a class"),
@@ -257,8 +258,10 @@ def test_broken_shapes_of_labelme(tmp_path, shape, said):
     scene = scene_of("photo01")
     polygon = {"label": "cat", "points": np.reshape(scene.polygon(scene.boxes[0]), (4, 2)).tolist()}
     write(tmp_path / "photo01.json", {"imagePath": "photo01.jpg", "shapes": [shape, polygon]})
-    (problem,) = open_folder(tmp_path).problems()
+    source = open_folder(tmp_path)
+    (problem,) = source.problems()
     assert problem.kind == "broken annotation" and f"shapes[0]: {said}" in problem.detail
+    assert source.classes == NAMES  # the label of a shape without an area is not a class
 
 
 def test_circles_and_ignored_shapes_of_labelme(tmp_path):

@@ -56,8 +56,10 @@ class LabelMe(Drawn):
                 continue
             for number, shape in enumerate(told["shapes"]):
                 try:
-                    label, points = _shape(shape, label_of)
-                    drawn.shapes.append(((True, float(number)), label, drawing([points], drawn.size)[1]))
+                    name, points = _outline(shape)
+                    if name not in label_of:
+                        raise BrokenError(f"{name!r} is not a class")
+                    drawn.shapes.append(((True, float(number)), label_of[name], drawing([points], drawn.size)[1]))
                 except BrokenError as error:
                     problems.append(Problem(str(file), "broken annotation", f"shapes[{number}]: {error}"))
         by_part: dict[str, dict[str, Drawing]] = {}
@@ -93,8 +95,14 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _labels(told: dict[str, Any]) -> set[str]:
-    found = [shape.get("label") for shape in told["shapes"] if isinstance(shape, dict)]
-    return {name.strip() for name in found if isinstance(name, str)} - {"", IGNORE}
+    """The labels of all shapes that have an area: a label that is only used for points or lines is not a class."""
+    found = set()
+    for shape in told["shapes"]:
+        try:
+            found.add(_outline(shape)[0])
+        except BrokenError:
+            continue
+    return found - {IGNORE}
 
 
 def _drawing(file: Path, told: dict[str, Any], picture: Path | None) -> Drawing:
@@ -108,10 +116,10 @@ def _drawing(file: Path, told: dict[str, Any], picture: Path | None) -> Drawing:
     return Drawing(picture, str(file), picture_size(picture))
 
 
-def _shape(shape: Any, label_of: dict[str, int]) -> tuple[int, list[float]]:
-    """The class of a shape, and its polygon."""
+def _outline(shape: Any) -> tuple[str, list[float]]:
+    """The label of a shape, and its polygon."""
     name = shape.get("label") if isinstance(shape, dict) else shape
-    if not isinstance(shape, dict) or not isinstance(name, str) or name.strip() not in label_of:
+    if not isinstance(shape, dict) or not isinstance(name, str) or not name.strip():
         raise BrokenError(f"{name!r} is not a class")
     kind, points = shape.get("shape_type") or "polygon", shape.get("points")
     try:
@@ -120,6 +128,8 @@ def _shape(shape: Any, label_of: dict[str, int]) -> tuple[int, list[float]]:
         raise BrokenError("points are not pairs of numbers") from None
     if kind in ("rectangle", "circle") and len(corners) != 2:
         raise BrokenError(f"a {kind} with {quantity(len(corners), 'point')}; it needs 2")
+    if kind == "polygon" and len(corners) < 3:
+        raise BrokenError(f"a polygon with {quantity(len(corners), 'point')}; it needs at least 3")
     if kind == "rectangle":
         (left, top), (right, bottom) = corners
         corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
@@ -129,4 +139,4 @@ def _shape(shape: Any, label_of: dict[str, int]) -> tuple[int, list[float]]:
         corners = [(x + radius * math.cos(turn), y + radius * math.sin(turn)) for turn in turns]
     elif kind != "polygon":
         raise BrokenError(f"a {kind}; only polygons, rectangles and circles are supported")
-    return label_of[name.strip()], [number for corner in corners for number in corner]
+    return name.strip(), [number for corner in corners for number in corner]
