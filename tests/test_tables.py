@@ -122,6 +122,7 @@ def test_a_table_has_mean_spread_difference_rank_and_what_is_missing():
     assert "| **51.0 ± 1.0** | 48.1 | +2.9 |" in text and "<u>40.0</u>" in text and "Missing: 24 runs" in text
     latex = to_latex(table)
     assert r"\textbf{51.0}\,{\scriptsize$\pm$1.0}" in latex and r"\underline{40.0}" in latex and r"\toprule" in latex
+    assert r"\textit{48.1}\,{\scriptsize(+2.9)}" in latex and r"\textit{41.9}\,{\scriptsize($-$1.9)}" in latex
     rows = list(csv.DictReader(io.StringIO(to_csv(table))))
     mine = next(r for r in rows if r["row"] == "7: 5 and UNKD (SDR)" and r["value"] == "all")
     assert (float(mine["mean"]), float(mine["paper"]), mine["seeds"]) == (51, 48.1, "3")
@@ -258,8 +259,21 @@ def test_of_uncertain_activations_fewer_are_better():
     assert [value.paper for value in block.lines[0].values] == [None, 5.8, 4.9, 5.6]
 
 
+def test_the_best_method_of_each_class_is_marked():
+    table = paper_table("per-class")
+    found = {("FT", table.columns[0]): [cell("ft")], ("SDR", table.columns[0]): [cell("sdr"), cell("sdr", 1)]}
+    better = [{**one, "iou": 30.0, "accuracy": 1.0} for one in cell()["per_class"]]
+    found["MiB", table.columns[0]] = [cell("mib", per_class=better)]
+    block = paper_form(table, found).blocks[0]
+    ranks = {head: value.rank for head, value in zip(block.values, block.lines[5].values, strict=True)}
+    assert [line.name for line in block.lines] == [f"c{n}" for n in range(21)]
+    assert {head: rank for head, rank in ranks.items() if rank} == {
+        "MiB IoU": 1, "FT IoU": 2, "SDR IoU": 2, "FT accuracy": 1, "SDR accuracy": 1, "MiB accuracy": 2,
+    }  # fmt: skip
+
+
 def test_tables_of_held_out_images_say_so():
-    oracle = "held-out training images (20 %) of all steps (an oracle)"
+    oracle = "held-out training images (20 %), all labels (oracle)"
     table = paper_table("ablation")
     found = {(table.rows[0].name, table.columns[0]): [cell("ft", scored_on=oracle)]}
     assert f"Ours is scored on {oracle}." in paper_form(table, found).notes

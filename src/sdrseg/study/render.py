@@ -44,7 +44,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A table with booktabs: scenarios side by side; the paper's numbers are in italics below ours."""
+    """A table with booktabs: scenarios side by side; the paper's numbers and differences are below ours."""
     blocks = table.blocks
     names = list(dict.fromkeys(line.name for block in blocks for line in block.lines))
     width = [len(block.values) for block in blocks]
@@ -133,7 +133,10 @@ def _marked_in_latex(value: Value) -> str:
 
 
 def _printed_in_latex(value: Value) -> str:
-    return "" if value.paper is None else rf"\textit{{{value.paper:.1f}}}" + ("!" if value.misprint else "")
+    if value.paper is None:
+        return ""
+    gap = "" if value.difference is None else rf"\,{{\scriptsize({value.difference:+.1f})}}".replace("-", "$-$")
+    return rf"\textit{{{value.paper:.1f}}}" + ("!" if value.misprint else "") + gap
 
 
 def _tex(text: str) -> str:

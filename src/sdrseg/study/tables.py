@@ -115,16 +115,17 @@ def _per_class(
     rows = [row for row in table.rows if row.is_run(column)]
     per_row = [[scores_of(cell, transform) for cell in found.get((row.name, column), ())] for row in rows]
     classes: list[dict[str, Any]] = next((s["per_class"] for scores in per_row for s in scores if s is not None), [])
-    lines = []
-    for number, one in enumerate(classes):
-        values = [
-            Value(
-                spread([s["per_class"][number][kind] for s in scores if s and s["per_class"][number][kind] is not None])
-            )
-            for scores in per_row
-            for kind in ("iou", "accuracy")
-        ]
-        lines.append(Line(one["name"], tuple(values), ranked=False))
+    wanted = [(number, kind) for number in range(len(classes)) for kind in ("iou", "accuracy")]
+    by_method = []
+    for row, scores in zip(rows, per_row, strict=True):
+        found_here = [[s["per_class"][n][kind] for s in scores if s is not None] for n, kind in wanted]
+        values = [Value(spread([one for one in some if one is not None])) for some in found_here]
+        by_method.append(Line(row.name, tuple(values), row.method not in NOT_RANKED))
+    marked = ranked(by_method)
+    lines = [
+        Line(one["name"], tuple(value for line in marked for value in line.values[2 * n : 2 * n + 2]))
+        for n, one in enumerate(classes)
+    ]
     heads = tuple(f"{row.name} {kind}" for row in rows for kind in ("IoU", "accuracy"))
     return Block(column, heads, tuple(lines))
 
