@@ -6,12 +6,15 @@ for any reason, another one resumes its run.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from sdrseg.errors import UsageError
 from sdrseg.study.queue import run_queue
@@ -37,18 +40,22 @@ class Worker:
         experiments = [e for e in self.read(**self.arguments).experiments if e.folder in self.chosen]
         first = len(experiments) * self.number // self.workers  # workers start at different places
         queue = experiments[first:] + experiments[:first]
+        minutes = self.options.get("minutes")
+        stop_at = None if minutes is None else time.monotonic() + 60 * minutes
         failed: dict[str, str] = {}
         finished: list[str] = []
+        left: list[str] = []
         while queue:
-            outcome = run_queue(queue, self.out, **self.options)
+            now = {} if stop_at is None else {"minutes": (stop_at - time.monotonic()) / 60}
+            outcome = run_queue(queue, self.out, **{**self.options, **now})
             failed |= outcome.failed
             finished += outcome.finished
-            if outcome.left:
+            if left := outcome.left:
                 break  # out of time
             queue = [e for e in queue if e.label in outcome.elsewhere]
             if queue:
                 time.sleep(self.wait)
-        return {"finished": finished, "failed": failed}
+        return {"finished": finished, "failed": failed, "left": left}
 
     def checkpoint(self) -> Any:
         """Called by submitit when a job is about to be stopped: submit the same job again."""
@@ -75,10 +82,10 @@ def submit(workers: Sequence[Worker], machines: Machines, folder: Path) -> list[
     submitit = _submitit()
     gpus = machines.gpus
     if machines.on == "local":
-        jobs = []
+        jobs, found = [], _gpus(len(workers) * gpus)
         for worker in workers:
             executor = submitit.LocalExecutor(folder=folder)
-            mine = list(range(worker.number * gpus, (worker.number + 1) * gpus))
+            mine = found[worker.number * gpus : (worker.number + 1) * gpus]
             executor.update_parameters(timeout_min=machines.minutes, gpus_per_node=gpus, visible_gpus=mine)
             jobs.append(executor.submit(worker))
         return jobs
@@ -105,8 +112,8 @@ def make_workers(count: int, **what: Any) -> list[Worker]:
 
 
 def gather(jobs: Sequence[Any]) -> dict[str, Any]:
-    """Wait for the workers; returns what finished, what failed, and which workers were lost."""
-    result: dict[str, Any] = {"finished": [], "failed": {}, "lost": []}
+    """Wait for the workers; returns what finished, failed, or is left, and which workers were lost."""
+    result: dict[str, Any] = {"finished": [], "failed": {}, "left": [], "lost": []}
     for job in jobs:
         try:
             one = job.result()
@@ -115,7 +122,21 @@ def gather(jobs: Sequence[Any]) -> dict[str, Any]:
             continue
         result["finished"] += one["finished"]
         result["failed"] |= one["failed"]
+        result["left"] += [label for label in one["left"] if label not in result["left"]]
+    result["left"] = [label for label in result["left"] if label not in result["finished"]]
     return result
+
+
+def _gpus(wanted: int) -> list[int]:
+    """The numbers of so many GPUs of this machine. Without one, a worker would train on the CPU."""
+    count = torch.cuda.device_count()
+    if wanted > count:
+        raise UsageError(f"The workers need {wanted} GPUs (--array times --gpus); this machine has {count}.")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = list(map(str, range(count))) if visible is None else visible.split(",")
+    if not all(name.strip().isdecimal() for name in names[:wanted]):
+        raise UsageError(f"CUDA_VISIBLE_DEVICES={visible}: --on local needs the numbers of the GPUs, such as 0,1.")
+    return [int(name) for name in names[:wanted]]
 
 
 def _submitit() -> Any:

@@ -84,6 +84,8 @@ def start_workers(machines: Machines, out: Path, what: Mapping[str, Any], json: 
         console().print(f"{len(result['finished'])} finished. Results are in {out / 'results'}", soft_wrap=True)
         for label, why in result["failed"].items():
             console().print(f"failed: {label}: {why}", soft_wrap=True)
+        if result["left"]:
+            console().print(f"{len(result['left'])} left; run the same command again to resume", soft_wrap=True)
         for why in result["lost"]:
             console().print(f"lost: {why}. Run the same command again to resume.", soft_wrap=True)
     return not result["failed"] and not result["lost"]
