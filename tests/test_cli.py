@@ -80,7 +80,7 @@ def test_a_path_reaches_the_configuration_as_it_was_typed(name, monkeypatch, tmp
     given: dict[str, Any] = {}
     monkeypatch.setattr("sdrseg.engine.run.train", lambda *_, settings, **more: given.update(settings))
     monkeypatch.setattr("sdrseg.engine.show.show_summary", lambda *_: None)
-    training.train("shapes:8-1@disjoint", "ft", tmp_path / "run", weights=name, tune=True, set=["train.epochs=3"])
+    training.train("shapes:8-1@disjoint", "ft", tmp_path / "run", weights=name, holdout=True, set=["train.epochs=3"])
     assert given == {"net.weights": name, "train.holdout": 0.2, "train.epochs": 3}
 
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from runs import Quiet
 from sdrseg.errors import UsageError
 from sdrseg.scenario import build_scenario, parse_spec
+from sdrseg.study import cluster as cluster_module
 from sdrseg.study import queue as queue_module
 from sdrseg.study.cell import read_cells
 from sdrseg.study.cluster import Machines, gather, make_workers, submit
 from sdrseg.study.estimate import known_sizes, plan, work_of
 from sdrseg.study.grid import make_study, read_study
-from sdrseg.study.queue import run_queue
+from sdrseg.study.queue import Outcome, run_queue
 
 TINY_FILE = """
 spec = "shapes:8-1@disjoint"
@@ -197,7 +198,7 @@ def test_the_command_shows_runs_and_reports(tmp_path, sdrseg, monkeypatch):
     assert sdrseg("run", file, "--keep-models", "some")[0] == 2
 
 
-def test_a_file_with_one_experiment_is_trained_as_a_run(tmp_path, sdrseg):
+def test_a_file_with_one_experiment_is_trained_as_a_run(tmp_path, sdrseg, monkeypatch):
     file = tmp_path / "one.toml"
     file.write_text(TINY_FILE)
     code, _, err = sdrseg("train", file, "--out", tmp_path / "run")
@@ -208,6 +209,10 @@ def test_a_file_with_one_experiment_is_trained_as_a_run(tmp_path, sdrseg):
     assert code == 0 and json.loads(out)["steps"] == 3
     assert (saved["method"], saved["config"]["train"]["seed"], saved["config"]["shapes"]["val"]) == ("ft", 2, 6)
     assert (tmp_path / "bases").is_dir()
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = sdrseg("train", file, "--json", "--set", "shapes.val=6")
+    assert code == 0 and json.loads(out)["run"] == "one" and (tmp_path / "one/summary.json").exists()
+    assert "--out RUN" in sdrseg("train", "shapes:8-1@disjoint", "--method", "ft")[2]
     assert "Leave out --method" in sdrseg("train", file, "--method", "ft", "--out", tmp_path / "run")[2]
     assert "--method NAME" in sdrseg("train", "shapes:8-1@disjoint", "--out", tmp_path / "run")[2]
 
@@ -260,6 +265,37 @@ def test_slurm_gets_an_array_that_can_be_requeued(tmp_path, sdrseg, monkeypatch)
         assert line in asked
     (worker,) = make_workers(1, read=read_study, arguments={}, out=tmp_path, chosen=(), options={})
     assert worker.checkpoint().function is worker  # what submitit runs again after a pre-emption
+
+
+def test_the_budget_of_a_worker_is_for_all_its_rounds(tmp_path, monkeypatch):
+    """The only run is always in use by another worker: a worker ends when its time is up."""
+    file, asked = tmp_path / "grid.toml", []
+    file.write_text(TINY_FILE)
+    (one, *_) = read_study(file).experiments
+
+    def in_use(queue, out, minutes):
+        asked.append(minutes)
+        late = minutes <= 0
+        return Outcome(left=[one.label]) if late else Outcome(elsewhere=[one.label])
+
+    monkeypatch.setattr(cluster_module, "run_queue", in_use)
+    what = {"read": read_study, "arguments": {"file": file}, "out": tmp_path, "chosen": (one.folder,), "wait": 0.1}
+    (worker,) = make_workers(1, **what, options={"minutes": 0.25 / 60})
+    assert worker() == {"finished": [], "failed": {}, "left": [one.label]}
+    assert len(asked) >= 2 and asked == sorted(asked, reverse=True)
+
+
+def test_workers_on_this_machine_get_gpus_of_their_own(monkeypatch):
+    monkeypatch.setattr(cluster_module.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert cluster_module._gpus(0) == [] and cluster_module._gpus(2) == [0, 1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
+    assert cluster_module._gpus(2) == [5, 3]
+    with pytest.raises(UsageError, match=r"need 3 GPUs.* has 2"):
+        cluster_module._gpus(3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1,GPU-2")
+    with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"):
+        cluster_module._gpus(1)
 
 
 def test_where_workers_run_is_checked(tmp_path, sdrseg):

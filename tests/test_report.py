@@ -433,7 +433,7 @@ def test_tuning_is_not_compared_with_testing(report_runs, tmp_path):
     for step in saved["steps"]:
         step["test_split"] = "train"
     file.write_text(json.dumps(saved))
-    with pytest.raises(SdrsegError, match=r"tuned cannot be compared .* held-out training images \(--tune"):
+    with pytest.raises(SdrsegError, match=r"tuned cannot be compared .* held-out training images \(--holdout"):
         collect([report_runs["ft"], tmp_path / "tuned"])
 
 

@@ -52,7 +52,10 @@ def weights(
 
 def train(
     spec: Annotated[str, typer.Argument(help="A scenario, such as voc:15-1@disjoint, or an experiment, EXP.toml.")],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run; run the same command again to resume.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Folder of the run; run again to resume. By default named after EXP.toml."),
+    ] = None,
     method: Annotated[
         str | None, typer.Option(help="A name from `sdrseg methods`, or your own: FILE.py or FILE.py:NAME.")
     ] = None,
@@ -67,11 +70,11 @@ def train(
     on_bad_image: Annotated[
         str | None, typer.Option(help="When a training image cannot be read: stop (default) or skip.")
     ] = None,
-    tune: Annotated[
+    holdout: Annotated[
         bool,
         typer.Option(
-            "--tune",
-            help="Hold out 20 % of the training images; score those with all labels (an oracle), not the test images.",
+            "--holdout",
+            help="Hold out 20 % of the training images; score those with all labels (oracle), not the test images.",
         ),
     ] = False,
     config: ConfigFile = None,
@@ -84,7 +87,7 @@ def train(
     from sdrseg.engine.show import show_summary
 
     options = {"net.encoder": encoder, "net.weights": weights, "run.on_bad_image": on_bad_image}
-    given = ({"train.holdout": 0.2} if tune else {}) | parse_settings(set or [])
+    given = ({"train.holdout": 0.2} if holdout else {}) | parse_settings(set or [])
     given |= {key: value for key, value in options.items() if value is not None}
     if spec.endswith(".toml"):
         from sdrseg.study.grid import read_experiment
@@ -92,8 +95,10 @@ def train(
         if method is not None or preset is not None or config is not None:
             raise UsageError(f"{spec} sets method, preset and settings. Leave out --method, --preset and --config.")
         one, data_there, bases_there = read_experiment(Path(spec))
-        spec, method, preset, given = str(one.spec), one.method, one.preset, {**one.settings, **given}
-        path, bases = path or data_there, bases or bases_there
+        file, spec, method, preset, given = spec, str(one.spec), one.method, one.preset, {**one.settings, **given}
+        path, bases, out = path or data_there, bases or bases_there, out or Path(Path(file).stem)
+    if out is None:
+        raise UsageError("No folder given. Add --out RUN.")
     if method is None:
         raise UsageError("No method given. Add --method NAME (`sdrseg methods` lists them).")
     summary = run(

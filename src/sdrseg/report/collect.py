@@ -161,7 +161,7 @@ def _other_scenario(first: RunRecord, other: RunRecord) -> str | None:
         return "its data set has different classes"
     held = [run["steps"][0]["test_split"] == "train" for run in (mine, theirs)]
     if held[0] != held[1]:
-        return "only one of them was scored on held-out training images (--tune, train.holdout)"
+        return "only one of them was scored on held-out training images (--holdout, train.holdout)"
     for step, same in zip(mine["steps"], theirs["steps"], strict=True):
         for key, what in (("channels", "classes"), ("test_ids", "test images"), ("test_table", "labels at test time")):
             if step[key] != same[key]:
