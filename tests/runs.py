@@ -44,10 +44,10 @@ class Quiet:
     def update(self, entry):
         pass
 
-    def scored(self, score):
+    def scored(self, score, oracle):
         pass
 
-    def validated(self, step, epoch, miou):
+    def validated(self, step, epoch, miou, oracle):
         self.said.append((step, epoch, miou["all"]))
 
     def close(self):

@@ -226,10 +226,10 @@ def test_tuning_scores_held_out_images_also_in_between_and_trains_the_same(tmp_p
         assert not set(step["test_ids"]) & {id for s in scenario["steps"] for id in s["train_ids"]}
     said = [entry[:2] for entry in display.said if isinstance(entry, tuple)]
     assert said == [(step, epoch) for step in range(3) for epoch in (1, 2)]
-    assert result["scored_on"] == "held-out training images (30 %) of all steps (an oracle)"
+    assert result["scored_on"] == "held-out training images (30 %), all labels (oracle)"
     assert score_again(tmp_path / "looked")[-1]["same"]
     page, notes = write_report([tmp_path / "plain", tmp_path / "looked"], tmp_path / "page.html", images=2)
-    assert notes == [f"These are tuning runs: their test images are {result['scored_on']}."]
+    assert notes == [f"Scored on {result['scored_on']}, not on the test images."]
     assert notes[0] in page.read_text() and "scored differently" not in page.read_text()
 
 

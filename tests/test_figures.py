@@ -88,8 +88,10 @@ def test_seeds_become_one_line_with_a_band(trained, tmp_path):
     files = draw_steps([one, other], tmp_path / "steps")
     names = ["".join(text.itertext()) for text in _texts(files[0])]
     assert names.count("mib") == 1 and not any("scored on" in name for name in names)
-    tuned = draw_steps([{**one, "scored_on": "held-out training images (20 %) (an oracle)"}], tmp_path / "tuned")
-    assert any("an oracle" in "".join(text.itertext()) for text in _texts(tuned[0]))
+    tuned = draw_steps(
+        [{**one, "scored_on": "held-out training images (20 %), all labels (oracle)"}], tmp_path / "tuned"
+    )
+    assert any("all labels (oracle)" in "".join(text.itertext()) for text in _texts(tuned[0]))
     assert draw_classes([one, other], tmp_path / "classes")[0].exists()
 
 

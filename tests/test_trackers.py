@@ -7,7 +7,7 @@ import json
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from runs import run
+from runs import SPEC, TINY, run
 from sdrseg.engine import trackers
 from sdrseg.errors import UsageError
 
@@ -37,6 +37,21 @@ def test_tensorboard_has_scores_rates_and_pictures(tmp_path):
     pictures = board.Tags()["images"]
     assert len(pictures) == 4
     assert (board.Images(pictures[0])[-1].width, board.Images(pictures[0])[-1].height) == (3 * 32, 32)
+
+
+def test_an_oracle_is_called_so_wherever_its_scores_go(tmp_path, sdrseg):
+    words = [word for text in (*TINY, "shapes.train=120", "train.epochs=2", "eval.every=1") for word in ("--set", text)]
+    run = ["train", SPEC, "--method", "ft", "--out", tmp_path / "run", "--bases", tmp_path / "bases", "--holdout"]
+    code, out, err = sdrseg(*run, *words)
+    where = "held-out training images (20 %), all labels (oracle)"
+    assert code == 0 and f"mIoU after each step on {where}" in " ".join(out.split())
+    said = [line for line in err.splitlines() if "mIoU" in line]
+    assert len(said) == 6 and all("all labels (oracle)" in line for line in said)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["scored_on"] == where
+    board = EventAccumulator(str(tmp_path / "run/tensorboard"))
+    board.Reload()
+    names = [name for name in board.Tags()["scalars"] if "IoU" in name]
+    assert {"oracle mIoU/all", "step1/oracle mIoU all"} < set(names) and all("oracle" in name for name in names)
 
 
 def test_wandb_offline_and_mlflow_in_files(tmp_path, quiet_wandb):

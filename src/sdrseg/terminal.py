@@ -58,6 +58,9 @@ def _text(cell: Any) -> str:
     return f"{cell:.2f}" if isinstance(cell, float) else str(cell)
 
 
+ORACLE = ", all labels (oracle)"
+
+
 class TrainingDisplay:
     """The progress of a run: a live line on a terminal, plain lines elsewhere. `active` only in process 0."""
 
@@ -106,13 +109,13 @@ class TrainingDisplay:
             self._last_line, self._step = time.monotonic(), entry["step"]
             self.say("  ".join(filter(None, [where, f"{entry['iteration']}/{entry['iterations']}", losses, pace])))
 
-    def scored(self, score: Any) -> None:
-        """Print the score after a step."""
-        self.say(f"step {score.step}: mIoU {_means(score.miou())}")
+    def scored(self, score: Any, oracle: bool) -> None:
+        """Print the score after a step; `oracle`: on held-out images with all labels."""
+        self.say(f"step {score.step}: mIoU {_means(score.miou())}" + (f" on held-out images{ORACLE}" if oracle else ""))
 
-    def validated(self, step: int, epoch: int, miou: dict[str, float | None]) -> None:
+    def validated(self, step: int, epoch: int, miou: dict[str, float | None], oracle: bool) -> None:
         """Print a validation score during a step."""
-        self.say(f"step {step}, epoch {epoch}: mIoU {_means(miou)} on held-out images")
+        self.say(f"step {step}, epoch {epoch}: mIoU {_means(miou)} on held-out images{ORACLE if oracle else ''}")
 
     def close(self) -> None:
         if self._live is not None:

@@ -86,6 +86,11 @@ class Config:
         if beyond := [key for key in self.step if int(key.partition(".")[0]) >= count]:
             raise UsageError(f"step.{beyond[0]}: the scenario has the steps 0 to {count - 1}.")
 
+    @property
+    def oracle(self) -> bool:
+        """Whether held-out images are scored with all labels, which a method without old images does not have."""
+        return self.train.holdout > 0 and self.train.holdout_scope == "all"
+
     def scenario_policy(self) -> dict[str, Any]:
         """The keyword arguments of `build_scenario`."""
         return {

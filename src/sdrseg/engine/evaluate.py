@@ -169,7 +169,7 @@ def score_step(job: Job, step: Step) -> None:
         write_json(job.folder.step(step.number) / "metrics.json", {**found, "scored_on": job.scored_on})
         classes = {one["name"]: one["iou"] for one in found["classes"]}
         job.log.write("score", step=step.number, miou=result.miou(), classes=classes, scored_on=job.scored_on)
-        job.display.scored(result)
+        job.display.scored(result, job.oracle)
 
 
 def score_also(job: Job) -> None:
@@ -182,7 +182,8 @@ def score_also(job: Job) -> None:
     if job.processes.rank == 0:
         write_json(file, {**result.to_dict(), "scored_on": job.scored_on})
         job.log.write("score_also", step=step.number, transform=transform, miou=result.miou())
-        job.display.say(f"step {step.number}: mIoU with {transform}: {100 * (result.miou()['all'] or 0):.1f}")
+        percent = 100 * (result.miou()["all"] or 0)
+        job.display.say(f"step {step.number}: mIoU with {transform} on {job.scored_on}: {percent:.1f}")
 
 
 def summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]:

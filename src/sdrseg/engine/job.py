@@ -103,6 +103,11 @@ class Job:
         return step.val_ids if isinstance(self.source, Extended) else step.test_ids
 
     @property
+    def oracle(self) -> bool:
+        """Whether scores use labels that are not available to a method without old images."""
+        return self.config.oracle and not isinstance(self.source, Extended)
+
+    @property
     def scored_on(self) -> str:
         return EXTENDED_IMAGES if isinstance(self.source, Extended) else scored_on(self.config)
 
@@ -116,8 +121,8 @@ def scored_on(config: Config) -> str:
     held = config.train.holdout
     if held == 0:
         return TEST_IMAGES
-    scope = "of each step with its labels" if config.train.holdout_scope == "step" else "of all steps (an oracle)"
-    return f"held-out training images ({100 * held:g} %) {scope}"
+    labels = ", all labels (oracle)" if config.oracle else " of each step with its labels"
+    return f"held-out training images ({100 * held:g} %){labels}"
 
 
 def prepare_job(
@@ -190,7 +195,7 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
     device = _device_name(job.fabric.device)
     job.folder.note_environment(device, job.processes.world, job.data)
     write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": _digests(job)})
-    trackers = Trackers(job.config.run.loggers, job.folder.path, identity, job.config.to_dict())
+    trackers = Trackers(job.config.run.loggers, job.folder.path, identity, job.config.to_dict(), job.oracle)
     job.log = Log(job.folder.path, trackers)
     here = {"sdrseg": __version__, "processes": job.processes.world, "device": device, "commit": source_commit()}
     job.log.write("start", **identity, **here)

@@ -40,7 +40,12 @@ def evaluate_run(folder: Path, data: Path | None, json: bool, transform: str | N
     elif Processes().rank == 0:
         rows = [[r["step"], *(_percent(r["miou"][n]) for n in ("old", "new", "all")), _same(r)] for r in results]
         how = f" with {transform}" if transform else ""
-        print_table(f"mIoU, scored again{how}, in per cent", ["step", "old", "new", "all", "as at training time"], rows)
+        images = " and ".join(sorted({r["scored_on"] for r in results}))
+        print_table(
+            f"mIoU on {images}, scored again{how}, in per cent",
+            ["step", "old", "new", "all", "as at training time"],
+            rows,
+        )
         for reason in sorted({r.get("difference") or "" for r in results} - {""}):
             console().print(reason, markup=False, soft_wrap=True)
     return all(r["same"] is not False for r in results)

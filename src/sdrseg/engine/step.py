@@ -139,7 +139,7 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
     def take_score(epoch: int) -> float | None:
         miou = score(job, step, student, method.decision, ids=job.watched(step)).miou()
         job.log.write("validate", step=step.number, epoch=epoch, miou=miou, scored_on=job.scored_on)
-        job.display.validated(step.number, epoch, miou)
+        job.display.validated(step.number, epoch, miou, job.oracle)
         return miou["all"]
 
     def validate(epoch: int) -> bool:

@@ -28,8 +28,11 @@ def require_trackers(names: Sequence[str]) -> None:
 class Trackers:
     """Some of Lightning's loggers for one run. They only keep copies of the log and the metrics."""
 
-    def __init__(self, names: Sequence[str], folder: Path, identity: Mapping[str, Any], config: Mapping[str, Any]):
+    def __init__(
+        self, names: Sequence[str], folder: Path, identity: Mapping[str, Any], config: Mapping[str, Any], oracle: bool
+    ):
         self._loggers = [_make(name, folder, str(identity["spec"])) for name in names]
+        self._mark = "oracle " if oracle else ""
         facts = {**identity, **{f"{s}.{k}": v for s, keys in config.items() for k, v in keys.items()}}
         for name, logger in zip(names, self._loggers, strict=True):
             if name != "tensorboard":  # its table of parameters is of no use for one run
@@ -43,10 +46,11 @@ class Trackers:
             scalars |= {f"step{values['step']}/lr {part}": rate for part, rate in rates.items()}
             self._scalars(scalars, values["iteration"])
         elif event == "validate":
-            self._scalars({f"step{values['step']}/mIoU {k}": v for k, v in values["miou"].items()}, values["epoch"])
+            scalars = {f"step{values['step']}/{self._mark}mIoU {k}": v for k, v in values["miou"].items()}
+            self._scalars(scalars, values["epoch"])
         elif event == "score":
-            scalars = {f"mIoU/{name}": values["miou"].get(name) for name in ("old", "new", "all")}
-            scalars |= {f"IoU/{name}": iou for name, iou in values.get("classes", {}).items()}
+            scalars = {f"{self._mark}mIoU/{name}": values["miou"].get(name) for name in ("old", "new", "all")}
+            scalars |= {f"{self._mark}IoU/{name}": iou for name, iou in values.get("classes", {}).items()}
             self._scalars(scalars, values["step"])
 
     def _scalars(self, scalars: Mapping[str, float | None], step: int) -> None:

@@ -96,7 +96,7 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
 
     found = Gathered(latents=[None] * len(runs), prototypes=[None] * len(runs), memories=[None] * len(runs))
     if (scored := scored_on(runs[0].config)) != TEST_IMAGES:
-        found.notes.append(f"These are tuning runs: their test images are {scored}.")
+        found.notes.append(f"Scored on {scored}, not on the test images.")
     for number, run in enumerate(runs):
         try:
             memory = run.folder.load_memory(run.last)
