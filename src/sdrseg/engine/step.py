@@ -72,7 +72,8 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
     config = config.changed({"optim.lr": config.optim.lr * rate})
     if key is not None and ready is None:
         job.display.say(f"step 0: taken from the store of bases ({key})")
-        model, memory = job.bases.load(key)
+        stored = job.bases.load(key) if job.processes.rank == 0 else None  # other machines may not have the store
+        model, memory = job.fabric.broadcast(stored)
         memory |= surveyed(job, step, config, model)
         if job.processes.rank == 0:
             decision = method_type(config).decision
