@@ -2,7 +2,7 @@
 
 `python busy.py` trains on generated data alone, beside one and beside three others, with what `sdrseg` chooses and with
 a fixed thread for every core (which is what PyTorch does). A fair share is what one run does alone, divided by the
-number of runs. Nothing else should run meanwhile: the load before each measurement is printed.
+number of runs. Nothing else should run meanwhile. Each number is the median of the slowest run over several repeats.
 """
 
 from __future__ import annotations
@@ -84,24 +84,31 @@ def main() -> None:
     parser.add_argument("--beside", type=int, nargs="+", default=[0, 1, 3], help="how many other runs")
     parser.add_argument("--ways", nargs="+", choices=[*WAYS], default=list(WAYS)[:2])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--repeat", type=int, default=3, help="times, in turns, so that all ways see the same noise")
     given = parser.parse_args()
-    rows = []
-    for way in given.ways:
-        alone = None
+    speeds: dict[tuple[str, int], list[list[float]]] = {}
+    for _ in range(given.repeat):
         for others in given.beside:
-            load = os.getloadavg()[0]
-            speeds = measure(WAYS[way], others + 1, given.seconds, given.settle)
-            row = {"way": way, "beside": others, "images_per_second": speeds, "load_before": load}
-            alone = statistics.mean(speeds) if others == 0 else alone
-            if alone:
-                row["share_of_fair"] = min(speeds) / (alone / (others + 1))
-            rows.append(row)
-            if not given.json:
-                shown = ", ".join(f"{speed:.0f}" for speed in speeds)
-                fair = f", the slowest at {100 * row['share_of_fair']:.0f} % of a fair share" if alone else ""
-                print(f"{way}, beside {others}: {shown} images/s{fair} (load before: {load:.1f})", flush=True)
+            for way in given.ways:
+                taken = measure(WAYS[way], others + 1, given.seconds, given.settle)
+                speeds.setdefault((way, others), []).append(taken)
+                if not given.json:
+                    shown = ", ".join(f"{speed:.0f}" for speed in taken)
+                    print(f"{way}, beside {others}: {shown} images/s", flush=True)
+    rows: list[dict[str, Any]] = []
+    for (way, others), repeats in speeds.items():
+        row = {"way": way, "beside": others, "images_per_second": repeats}
+        if 0 in given.beside:
+            alone = statistics.median(taken[0] for taken in speeds[way, 0])
+            row["share_of_fair"] = statistics.median(map(min, repeats)) * (others + 1) / alone
+        rows.append(row)
     if given.json:
         print(json.dumps({"cores": len(os.sched_getaffinity(0)), "spec": SPEC, "rows": rows}, indent=2))
+    else:
+        for row in rows:
+            fair = f", {100 * row['share_of_fair']:.0f} % of a fair share" if "share_of_fair" in row else ""
+            slowest = statistics.median(map(min, row["images_per_second"]))
+            print(f"{row['way']}, beside {row['beside']}: the slowest {slowest:.0f} images/s{fair}")
 
 
 if __name__ == "__main__":
