@@ -24,10 +24,10 @@ from torch import Tensor
 from sdrseg import kernels
 from sdrseg.config import load_config
 from sdrseg.config.read import parse_settings
-from sdrseg.data import open_source
-from sdrseg.data.augment import normalise
-from sdrseg.data.batches import train_batches
-from sdrseg.data.index import class_index
+from sdrseg.datasets import open_source
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.batches import train_batches
+from sdrseg.datasets.index import class_index
 from sdrseg.engine.bases import BaseStore
 from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.methods import METHODS, StepInfo, method_layers, own_sections

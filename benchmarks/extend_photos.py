@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from sdrseg.config import load_config
-from sdrseg.data import open_source
-from sdrseg.data.extended import Extended
-from sdrseg.data.index import class_index
-from sdrseg.data.pool import ImagePool
-from sdrseg.data.source import Source
+from sdrseg.datasets import open_source
+from sdrseg.datasets.extended import Extended
+from sdrseg.datasets.index import class_index
+from sdrseg.datasets.pool import ImagePool
+from sdrseg.datasets.source import Source
 from sdrseg.engine.job import Job, make_job, read_masks
 from sdrseg.engine.watch import NoLog
 from sdrseg.extend.parent import Parent

@@ -31,7 +31,7 @@ import torch
 from extend_photos import BASE, SPEC, Study, make_study
 from sdrseg.config import load_config
 from sdrseg.config.read import parse_settings
-from sdrseg.data.batches import eval_batches
+from sdrseg.datasets.batches import eval_batches
 from sdrseg.engine.bases import BaseStore
 from sdrseg.engine.checkpoint import save_tensors
 from sdrseg.engine.evaluate import confusion, score_saved

@@ -44,12 +44,12 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from sdrseg.config import load_config, parse_settings
-from sdrseg.data.augment import MEAN, STD, normalise
-from sdrseg.data.batches import Augmented, Decoded, train_batches
-from sdrseg.data.cache import build_cache
-from sdrseg.data.shapes import Shapes
-from sdrseg.data.source import Source
-from sdrseg.data.voc import Voc
+from sdrseg.datasets.augment import MEAN, STD, normalise
+from sdrseg.datasets.batches import Augmented, Decoded, train_batches
+from sdrseg.datasets.cache import build_cache
+from sdrseg.datasets.shapes import Shapes
+from sdrseg.datasets.source import Source
+from sdrseg.datasets.voc import Voc
 from sdrseg.labels import VOID
 from sdrseg.terminal import print_json, print_table
 

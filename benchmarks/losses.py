@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sdrseg.config import load_config
-from sdrseg.data.batches import Batch
+from sdrseg.datasets.batches import Batch
 from sdrseg.distributed import Processes
 from sdrseg.losses.prototypes import Prototypes, pseudo_labels
 from sdrseg.methods import StepInfo, method_layers

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from sdrseg.config import config_from, load_config
-from sdrseg.data.augment import normalise
-from sdrseg.data.batches import train_batches
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.batches import train_batches
 from sdrseg.engine.job import Job, prepare_job
 from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.step import assemble

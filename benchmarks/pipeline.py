@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.config import load_config, parse_settings
-from sdrseg.data.batches import Batch, eval_batches, train_batches, workers
-from sdrseg.data.order import TrainOrder
-from sdrseg.data.pool import ImagePool
+from sdrseg.datasets.batches import Batch, eval_batches, train_batches, workers
+from sdrseg.datasets.order import TrainOrder
+from sdrseg.datasets.pool import ImagePool
 from sdrseg.engine.evaluate import confusion
 from sdrseg.engine.fit import fit
 from sdrseg.engine.job import prepare_job

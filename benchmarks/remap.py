@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sdrseg.data.batches import relabel
+from sdrseg.datasets.batches import relabel
 from sdrseg.labels import VOID
 from sdrseg.scenario import Step, build_scenario, parse_spec
 from sdrseg.terminal import print_json, print_table

@@ -44,7 +44,7 @@ def gradient_bytes(network: torch.nn.Module) -> int:
 
 def worker(args: argparse.Namespace) -> None:
     """One process of a run: times iterations and counts what is exchanged."""
-    from sdrseg.data.augment import normalise
+    from sdrseg.datasets.augment import normalise
     from sdrseg.distributed import Processes
     from sdrseg.engine.launch import make_fabric
     from sdrseg.engine.optimiser import make_optimiser

@@ -20,7 +20,7 @@ from torch import nn
 
 from sdrseg import kernels
 from sdrseg.config import load_config, parse_settings
-from sdrseg.data.augment import normalise
+from sdrseg.datasets.augment import normalise
 from sdrseg.engine.launch import make_fabric
 from sdrseg.network import build_network
 from sdrseg.terminal import print_json, print_table

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from sdrseg.config import parse_settings
-from sdrseg.data.voc import Voc
+from sdrseg.datasets.voc import Voc
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import NotFiniteError
 

@@ -30,8 +30,8 @@ import torch
 from sdrseg import kernels
 from sdrseg.compat import batch_norms
 from sdrseg.config import load_config, parse_settings
-from sdrseg.data.augment import normalise
-from sdrseg.data.batches import Batch
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.batches import Batch
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.passes import make_pass

@@ -49,8 +49,8 @@ def pack(tasks_file: Path, splits_file: Path) -> None:
 
 
 def pack_presence(folder: Path) -> None:
-    from sdrseg.data.index import class_index
-    from sdrseg.data.voc import Voc
+    from sdrseg.datasets.index import class_index
+    from sdrseg.datasets.voc import Voc
 
     source = Voc(folder)
     train, val = class_index(source, "train"), class_index(source, "val")

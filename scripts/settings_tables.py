@@ -16,8 +16,8 @@ from typing import Any
 from pages import print_or_write
 
 from sdrseg.config import Config
-from sdrseg.data.ade20k import Ade20k
-from sdrseg.data.shapes import Shapes
+from sdrseg.datasets.ade20k import Ade20k
+from sdrseg.datasets.shapes import Shapes
 from sdrseg.methods import METHODS
 
 BUILT_IN = (Ade20k, Shapes)  # the data sets with defaults of their own

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sdrseg.config import parse_settings
-from sdrseg.data import SOURCES
+from sdrseg.datasets import SOURCES
 
 BUILT_IN = tuple(SOURCES)
 torch.set_num_threads(1)  # tests are small: threads only get into each other's way, and into that of forked children
@@ -129,7 +129,7 @@ def trained(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def exported(trained, tmp_path_factory) -> Path:
     """Its last step as an ONNX file."""
-    from sdrseg.export import export_model
+    from sdrseg.exporting import export_model
 
     file = tmp_path_factory.mktemp("exported") / "model.onnx"
     export_model(trained, file)

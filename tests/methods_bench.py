@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from sdrseg.config import Config, load_config, parse_settings
-from sdrseg.data.augment import normalise
-from sdrseg.data.batches import Batch, relabel
-from sdrseg.data.shapes import Shapes
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.batches import Batch, relabel
+from sdrseg.datasets.shapes import Shapes
 from sdrseg.distributed import Processes
 from sdrseg.engine.bases import base_of
 from sdrseg.engine.fit import update

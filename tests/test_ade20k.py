@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from sdrseg.config import Config
-from sdrseg.data import open_source
-from sdrseg.data.ade20k import HOME, Ade20k
-from sdrseg.data.index import class_index
+from sdrseg.datasets import open_source
+from sdrseg.datasets.ade20k import HOME, Ade20k
+from sdrseg.datasets.index import class_index
 from sdrseg.errors import DataError
 from sdrseg.scenario import Scenario, build_scenario, parse_spec
 

@@ -15,12 +15,12 @@ from PIL import Image
 import sdrseg
 from sdrseg.cli import main
 from sdrseg.config import parse_settings
-from sdrseg.data.shapes import Shapes
+from sdrseg.datasets.shapes import Shapes
 from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.methods import METHODS, find_method, register_method, resolve_method
 from sdrseg.methods.own import source_digest
-from sdrseg.report.collect import collect, command_line
+from sdrseg.reporting.collect import collect, command_line
 
 TINY = ["shapes.size=32", "shapes.train=40", "shapes.val=8", "data.crop=32", "train.batch_size=4", "train.epochs=1"]
 TINY += ["net.decoder=deeplabv3"]
@@ -58,6 +58,8 @@ def test_importing_is_light_and_names_come_when_asked_for():
         "assert not {'torch', 'numpy', 'PIL'} & set(sys.modules)\n"
         "assert set(sdrseg.__all__) <= set(dir(sdrseg))\n"
         "for name in sdrseg.__all__: getattr(sdrseg, name)\n"
+        "import sdrseg.cli, sdrseg.engine.run\n"
+        "assert all(callable(getattr(sdrseg, name)) for name in ('data', 'evaluate', 'export', 'report'))\n"
         "assert sdrseg.train.__module__ == 'sdrseg.engine.run'\n"
         "try:\n    sdrseg.nothing\nexcept AttributeError as error:\n    assert 'nothing' in str(error)\n"
         "else:\n    raise SystemExit(3)\n"

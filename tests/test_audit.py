@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 
 from sdrseg.colours import class_colours
-from sdrseg.data import picture
-from sdrseg.data.audit import StepFacts, _image_problems, audit, better_order, protocol_summary, step_facts
-from sdrseg.data.folder import open_folder
-from sdrseg.data.index import class_index
-from sdrseg.data.picture import check_may_write, save_grid
-from sdrseg.data.shapes import Shapes
-from sdrseg.data.source import Problem, Source
+from sdrseg.datasets import picture
+from sdrseg.datasets.audit import StepFacts, _image_problems, audit, better_order, protocol_summary, step_facts
+from sdrseg.datasets.folder import open_folder
+from sdrseg.datasets.index import class_index
+from sdrseg.datasets.picture import check_may_write, save_grid
+from sdrseg.datasets.shapes import Shapes
+from sdrseg.datasets.source import Problem, Source
 from sdrseg.errors import SdrsegError
 from sdrseg.scenario import Scenario, build_scenario, parse_spec
 

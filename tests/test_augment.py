@@ -15,7 +15,7 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from sdrseg.data.augment import (
+from sdrseg.datasets.augment import (
     FILL,
     MEAN,
     STD,

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 
 from sdrseg.config import Config, load_config, parse_settings
-from sdrseg.data.augment import MEAN, STD, normalise, rrc, scale_crop, show
-from sdrseg.data.batches import Batch, Batches, eval_batches, relabel, train_batches, workers
-from sdrseg.data.cache import PixelCache, build_cache
-from sdrseg.data.order import Share
-from sdrseg.data.source import PictureFiles, find_by_id
+from sdrseg.datasets.augment import MEAN, STD, normalise, rrc, scale_crop, show
+from sdrseg.datasets.batches import Batch, Batches, eval_batches, relabel, train_batches, workers
+from sdrseg.datasets.cache import PixelCache, build_cache
+from sdrseg.datasets.order import Share
+from sdrseg.datasets.source import PictureFiles, find_by_id
 from sdrseg.errors import DataError
 from sdrseg.scenario import build_scenario, parse_spec
 from test_cache import Memory, Pictures, pictures

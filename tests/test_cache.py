@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from interpreted import NEEDS_TRITON, interpret
 from sdrseg import kernels
 from sdrseg.config import Config
-from sdrseg.data.augment import View, crop512, full_image, padding, rrc, scale_crop, show
-from sdrseg.data.cache import HEADROOM, PixelCache, build_cache, cache_device, free_memory
-from sdrseg.data.index import class_index
-from sdrseg.data.pool import ImagePool
-from sdrseg.data.shapes import Shapes
-from sdrseg.data.source import Array, Source, Split
+from sdrseg.datasets.augment import View, crop512, full_image, padding, rrc, scale_crop, show
+from sdrseg.datasets.cache import HEADROOM, PixelCache, build_cache, cache_device, free_memory
+from sdrseg.datasets.index import class_index
+from sdrseg.datasets.pool import ImagePool
+from sdrseg.datasets.shapes import Shapes
+from sdrseg.datasets.source import Array, Source, Split
 from sdrseg.errors import DataError, SdrsegError
 
 Pictures = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -154,7 +154,7 @@ INTERPRETED = """
 import random
 from dataclasses import replace
 import test_cache as tests
-from sdrseg.data.augment import Axis
+from sdrseg.datasets.augment import Axis
 
 sizes = [(9, 13), (16, 7), (1, 1), (3, 16)]
 ids, chosen = tests.views(sizes, 3)
@@ -238,7 +238,7 @@ def test_a_size_that_changed_since_indexing_is_an_error(image, mask):
 @pytest.mark.parametrize("threads", [0, 1, 2])
 def test_building_from_a_source(threads, stage, monkeypatch):
     """One image at a time, two and one, and all at once."""
-    monkeypatch.setattr("sdrseg.data.cache.STAGE", stage)
+    monkeypatch.setattr("sdrseg.datasets.cache.STAGE", stage)
     held = pictures([(3, 5), (8, 2), (4, 4), (1, 1)])
     order = ["i2", "i0", "i3"]  # some of them, in an order of their own
     seen: list[tuple[int, int]] = []

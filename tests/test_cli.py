@@ -279,7 +279,7 @@ def test_a_foreign_file_is_refused_before_any_work(sdrseg, kind, monkeypatch):
     else:
         file.write_bytes(b"notes" if kind == "text" else b"")
     before = file.read_bytes() if file.is_file() else None
-    monkeypatch.setattr("sdrseg.data.inspect.open_source", lambda *_: pytest.fail("it began to work"))
+    monkeypatch.setattr("sdrseg.datasets.inspect.open_source", lambda *_: pytest.fail("it began to work"))
     code, out, err = sdrseg("data", "shapes", "--picture", file, *SMALL)
     assert (code, out) == (1, "") and "mine.png exists and was not made by sdrseg" in err
     assert (file.read_bytes() if file.is_file() else None) == before
@@ -287,7 +287,7 @@ def test_a_foreign_file_is_refused_before_any_work(sdrseg, kind, monkeypatch):
 
 def test_a_place_that_cannot_be_written_is_refused_before_any_work(sdrseg, monkeypatch):
     Path("file").write_text("no folder")
-    monkeypatch.setattr("sdrseg.data.inspect.open_source", lambda *_: pytest.fail("it began to work"))
+    monkeypatch.setattr("sdrseg.datasets.inspect.open_source", lambda *_: pytest.fail("it began to work"))
     code, _, err = sdrseg("data", "shapes", "--picture", "file/a.png", *SMALL)
     assert code == 1 and "file/a.png" in err and "Choose another" in err
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from pycocotools import mask as oracle
 
-from sdrseg.data.folder import open_folder
-from sdrseg.data.folder.coco import Coco
-from sdrseg.data.folder.painting import paint, run_lengths
+from sdrseg.datasets.folder import open_folder
+from sdrseg.datasets.folder.coco import Coco
+from sdrseg.datasets.folder.painting import paint, run_lengths
 from sdrseg.errors import DataError
 
 # pycocotools does not know NumPy 2's copy argument

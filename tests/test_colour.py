@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from sdrseg.config import load_config
-from sdrseg.data.augment import FILL
-from sdrseg.data.batches import train_batches
-from sdrseg.data.cache import build_cache
-from sdrseg.data.colour import colour_factors, recolour
-from sdrseg.data.shapes import Shapes
+from sdrseg.datasets.augment import FILL
+from sdrseg.datasets.batches import train_batches
+from sdrseg.datasets.cache import build_cache
+from sdrseg.datasets.colour import colour_factors, recolour
+from sdrseg.datasets.shapes import Shapes
 
 
 def slowly(image: np.ndarray, outside: np.ndarray, factors: tuple[float, ...]) -> np.ndarray:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from runs import SPEC, TINY, Quiet, content, run
 from sdrseg.config import parse_settings
 from sdrseg.config.switches import Pseudo
-from sdrseg.data.augment import normalise
+from sdrseg.datasets.augment import normalise
 from sdrseg.engine.fit import update
 from sdrseg.engine.launch import InterruptedRunError, make_fabric
 from sdrseg.engine.optimiser import make_optimiser

@@ -11,10 +11,10 @@ import torch
 
 from runs import deterministic_algorithms
 from sdrseg.config import load_config, parse_settings
-from sdrseg.data.augment import AUGMENTATIONS, crop512, normalise, show
-from sdrseg.data.augment import padding as padding_of
-from sdrseg.data.batches import Batch, Cached
-from sdrseg.data.cache import PixelCache
+from sdrseg.datasets.augment import AUGMENTATIONS, crop512, normalise, show
+from sdrseg.datasets.augment import padding as padding_of
+from sdrseg.datasets.batches import Batch, Cached
+from sdrseg.datasets.cache import PixelCache
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.optimiser import make_optimiser

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runs import run
-from sdrseg.data.shapes import Shapes
+from sdrseg.datasets.shapes import Shapes
 from sdrseg.decision import decide, probabilities, scores
 from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import SdrsegError
@@ -67,7 +67,7 @@ def test_lwf_mc_answers_with_sigmoids(by_sigmoids):
 def test_background_is_where_no_class_says_yes(by_sigmoids, tmp_path):
     """The same weights under another decision: predict, evaluate and export follow meta.json."""
     pytest.importorskip("onnxruntime")
-    from sdrseg.export import export_model
+    from sdrseg.exporting import export_model
 
     shutil.copytree(by_sigmoids, tmp_path / "run")
     meta = tmp_path / "run/steps/2/meta.json"

@@ -14,7 +14,7 @@ import torch
 
 from runs import SPEC, TINY, Quiet, content, run
 from sdrseg.config import load_config, parse_settings
-from sdrseg.data.order import TrainOrder
+from sdrseg.datasets.order import TrainOrder
 from sdrseg.engine.bases import BaseStore, base_key, parse_size, write_base
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.evaluate import score_again
@@ -25,7 +25,7 @@ from sdrseg.engine.watch import NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.methods import METHODS
 from sdrseg.network import build_network
-from sdrseg.report import write_report
+from sdrseg.reporting import write_report
 from sdrseg.scenario import parse_spec
 from sdrseg.weights import read_tensors
 

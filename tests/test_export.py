@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-import sdrseg.export as export
+import sdrseg.exporting as export
 from sdrseg.cli import main
 from sdrseg.config.net import Net
-from sdrseg.data.augment import normalise
-from sdrseg.data.shapes import Shapes
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.shapes import Shapes
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.export import AveragePool, export_model, show_export
+from sdrseg.exporting import AveragePool, export_model, show_export
 from sdrseg.network import build_network
 from sdrseg.predict import ClassInfo, Model, load
 

@@ -18,11 +18,11 @@ from formats import save, write
 from runs import Quiet
 from sdrseg.cli import app
 from sdrseg.config import Config
-from sdrseg.data.extended import Extended
+from sdrseg.datasets.extended import Extended
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.run import train
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.export import Graph, metadata
+from sdrseg.exporting import Graph, metadata
 from sdrseg.extend.branches import branches
 from sdrseg.extend.history import change_classes, history, rollback
 from sdrseg.extend.newdata import read_new_data
@@ -30,7 +30,7 @@ from sdrseg.extend.parent import read_parent
 from sdrseg.extend.plan import DEFAULTS
 from sdrseg.extend.run import extend
 from sdrseg.methods import METHODS
-from sdrseg.report import write_report
+from sdrseg.reporting import write_report
 
 SMALL = {
     "net.encoder": "toy16",

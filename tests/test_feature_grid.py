@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sdrseg.config.net import Net
-from sdrseg.data.batches import Batch
+from sdrseg.datasets.batches import Batch
 from sdrseg.methods import METHODS, StepInfo
 from sdrseg.network import Output, build_network
 

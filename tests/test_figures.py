@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from sdrseg.errors import UsageError
-from sdrseg.report.latent import BINS
+from sdrseg.reporting.latent import BINS
 from sdrseg.study.activations import share_uncertain
 from sdrseg.study.cell import cell_of
 from sdrseg.study.figures import FORMATS, draw_classes, draw_steps, look_of

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from formats import save_heic
-from sdrseg.data.folder import Folder, open_folder
+from sdrseg.datasets.folder import Folder, open_folder
 from sdrseg.errors import DataError
 
 MASK = [[0, 1, 2], [2, 255, 1]]

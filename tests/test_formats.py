@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from formats import FORMATS, NAMES, Scene, coco, scenes, write
 from runs import Quiet
-from sdrseg.data.folder import open_folder
-from sdrseg.data.index import class_index
+from sdrseg.datasets.folder import open_folder
+from sdrseg.datasets.index import class_index
 from sdrseg.engine.run import train
 from sdrseg.errors import DataError
 from sdrseg.scenario import PROTOCOLS, build_scenario, parse_spec

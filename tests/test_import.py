@@ -14,7 +14,7 @@ from torchvision.models import segmentation
 import sdrseg
 from extend_data import masks_folder
 from runs import Quiet
-from sdrseg.data.augment import normalise
+from sdrseg.datasets.augment import normalise
 from sdrseg.errors import SdrsegError
 from sdrseg.extend import imported
 from sdrseg.extend.imported import import_model

@@ -53,8 +53,8 @@ def test_the_list_names_every_room():
 
 
 def test_a_scenario_is_imported_without_data_or_torch():
-    """`Scenario.from_spec` imports `data` when it is called, for users; nothing else of ours may look down."""
-    code = "import sys, sdrseg.scenario; print(*({'torch', 'sdrseg.data'} & set(sys.modules)))"
+    """`Scenario.from_spec` imports `datasets` when it is called, for users; nothing else of ours may look down."""
+    code = "import sys, sdrseg.scenario; print(*({'torch', 'sdrseg.datasets'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
@@ -63,7 +63,8 @@ def test_a_room_uses_only_those_above_it(room):
     for file in (file for file in FILES if room_of(file) == room):
         uses = imported(file)
         below = {used for used in uses if PLACE[used] > PLACE[room]}
-        assert below == ({"data"} if file == SOURCE / "scenario" / "steps.py" else set()), file  # Scenario.from_spec
+        allowed = {"datasets"} if file == SOURCE / "scenario" / "steps.py" else set()  # Scenario.from_spec
+        assert below == allowed, file
         assert uses <= NARROW.get(room, uses), file
 
 

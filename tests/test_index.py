@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from sdrseg.data.index import ClassIndex, class_index, map_with_threads
-from sdrseg.data.source import Array, PictureFiles, Source, Split, find_by_id
+from sdrseg.datasets.index import ClassIndex, class_index, map_with_threads
+from sdrseg.datasets.source import Array, PictureFiles, Source, Split, find_by_id
 from sdrseg.errors import DataError
 from sdrseg.files import cache_folder
 

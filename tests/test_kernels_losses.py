@@ -12,7 +12,7 @@ import torch
 from interpreted import GPU, NEEDS_TRITON, close, interpret
 from sdrseg import kernels
 from sdrseg.config import load_config
-from sdrseg.data.batches import Batch
+from sdrseg.datasets.batches import Batch
 from sdrseg.distributed import Processes
 from sdrseg.kernels import pixels
 from sdrseg.losses import unbiased

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from runs import content, run
-from sdrseg.data.augment import normalise
+from sdrseg.datasets.augment import normalise
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.passes import CompiledPass, Pass
 from sdrseg.methods import METHODS
 from sdrseg.methods.memory import fit
-from sdrseg.report import write_report
+from sdrseg.reporting import write_report
 
 from methods_bench import CLASSES, N_OLD, begin, make_batch
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sdrseg.config import load_config
-from sdrseg.data.augment import normalise
+from sdrseg.datasets.augment import normalise
 from sdrseg.engine.bases import base_of
 from sdrseg.errors import UsageError
 from sdrseg.labels import VOID

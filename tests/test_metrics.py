@@ -122,7 +122,7 @@ def test_means_lie_between_0_and_1(matrix):
 def test_the_sentence_about_forgetting_counts_the_classes_of_its_mean():
     """The background is not in the mean, so it is not what "loses the most" either; and nothing is -0.0."""
     from sdrseg.engine.show import _percent
-    from sdrseg.report.findings import _points, sentence
+    from sdrseg.reporting.findings import _points, sentence
 
     steps = [
         StepScore(0, ("background", "a"), 2, np.array([[90, 10], [0, 100]])),

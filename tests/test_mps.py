@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 import sdrseg.losses.contrast
 import sdrseg.methods.adjust
-from sdrseg.data.augment import normalise
-from sdrseg.data.batches import Batches
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.batches import Batches
 from sdrseg.engine.evaluate import confusion
 from sdrseg.methods import METHODS
 

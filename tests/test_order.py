@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdrseg.data.order import EvalOrder, Share, TrainOrder
+from sdrseg.datasets.order import EvalOrder, Share, TrainOrder
 from sdrseg.errors import SdrsegError
 
 IDS = [f"id{n}" for n in range(11)]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import sdrseg
 from runs import Quiet
-from sdrseg.data.folder import open_folder
-from sdrseg.data.index import class_index
+from sdrseg.datasets.folder import open_folder
+from sdrseg.datasets.index import class_index
 from sdrseg.errors import DataError
 from sdrseg.scenario import build_scenario, parse_spec
 from test_folder import one_mask, save, write

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sdrseg.data.batches import Batch
+from sdrseg.datasets.batches import Batch
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.passes import CompiledPass, GraphPass, Pass, compiling_pays, make_pass, replayable
 from sdrseg.errors import UsageError

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import nn
 
 from sdrseg.colours import colour_table
-from sdrseg.data.shapes import Shapes
+from sdrseg.datasets.shapes import Shapes
 from sdrseg.errors import DataError, SdrsegError
 from sdrseg.predict import ClassInfo, Model, load
 from sdrseg.predict.images import find_inputs, pixels_of, read_pixels
@@ -120,7 +120,7 @@ def test_the_mask_has_the_size_of_the_image_and_pixels_their_place(height, width
 
 def test_a_small_image_is_answered_as_in_evaluation(trained):
     """The mask of a run's own images is the argmax of the network, channels replaced by ids."""
-    from sdrseg.data.augment import normalise
+    from sdrseg.datasets.augment import normalise
 
     model = load(trained)
     image = torch.from_numpy(Shapes(size=32, train=1, val=1).image("val-00000").copy()).movedim(-1, 0)

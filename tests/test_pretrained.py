@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import constants
 
 from sdrseg.config.net import Net
-from sdrseg.data.augment import MEAN, STD
+from sdrseg.datasets.augment import MEAN, STD
 from sdrseg.network import build_network
 from sdrseg.pretrained import cached_weights
 from sdrseg.weights import load_weights

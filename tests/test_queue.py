@@ -114,7 +114,7 @@ def test_cells_and_patterns_choose():
 
 
 def test_known_sizes_are_those_of_the_scenarios(voc_presence):
-    from sdrseg.data.voc import Voc
+    from sdrseg.datasets.voc import Voc
 
     class Classes(Voc):
         def __init__(self):

@@ -21,13 +21,13 @@ from PIL import Image
 from sdrseg.cli import main
 from sdrseg.colours import contrast, shade, text_on
 from sdrseg.config import load_config, parse_settings
-from sdrseg.data.shapes import Shapes
+from sdrseg.datasets.shapes import Shapes
 from sdrseg.errors import SdrsegError
 from sdrseg.methods import method_layers
-from sdrseg.report import write_report
-from sdrseg.report.collect import collect, command_line
-from sdrseg.report.latent import normalised_counts, project
-from sdrseg.report.pictures import choose, open_data
+from sdrseg.reporting import write_report
+from sdrseg.reporting.collect import collect, command_line
+from sdrseg.reporting.latent import normalised_counts, project
+from sdrseg.reporting.pictures import choose, open_data
 from sdrseg.scenario import SOURCES
 
 VOID_TAGS = {"meta", "img", "input", "link", "br", "hr"}
@@ -202,7 +202,7 @@ def test_every_picture_has_words_in_its_place(page):
 
 
 def test_predictions_are_those_of_the_saved_models(report_runs, page):
-    from sdrseg.data.augment import normalise
+    from sdrseg.datasets.augment import normalise
     from sdrseg.engine.checkpoint import load_tensors
     from sdrseg.network import build_network
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sdrseg.report import write_report
+from sdrseg.reporting import write_report
 
 from browser import Browser, find_browser
 

@@ -93,8 +93,8 @@ def test_worker_processes_end_with_a_killed_run(tmp_path):
     """Otherwise they would wait for work for ever, and keep open whatever their parent had open."""
     from multiprocessing import active_children
 
-    from sdrseg.data.batches import train_batches
-    from sdrseg.data.shapes import Shapes
+    from sdrseg.datasets.batches import train_batches
+    from sdrseg.datasets.shapes import Shapes
 
     def busy() -> None:
         source = Shapes(size=32, train=64)
@@ -124,7 +124,7 @@ def test_worker_processes_end_with_a_killed_run(tmp_path):
 @pytest.fixture
 def broken(monkeypatch):
     """Call it with the ids of generated images that shall not be readable any more."""
-    from sdrseg.data.shapes import Shapes
+    from sdrseg.datasets.shapes import Shapes
 
     real, bad = Shapes.image, set()
 

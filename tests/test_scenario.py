@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdrseg.data.shapes import Shapes
-from sdrseg.data.voc import CLASSES
+from sdrseg.datasets.shapes import Shapes
+from sdrseg.datasets.voc import CLASSES
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.scenario import Scenario, build_scenario, parse_spec, selection
 
@@ -156,8 +156,8 @@ def test_published_checksums(voc_lists, key, checksum):
 
 def test_real_masks_are_what_the_fixture_says(voc_folder, voc_presence):
     """On the real masks: the class index equals the packed facts, so every list above is that of the real data."""
-    from sdrseg.data.index import class_index
-    from sdrseg.data.voc import Voc
+    from sdrseg.datasets.index import class_index
+    from sdrseg.datasets.voc import Voc
 
     source = Voc(voc_folder)
     assert source.problems() == []

@@ -16,8 +16,8 @@ from scipy import ndimage
 from torch import nn
 from torch.nn import functional as F
 
-from sdrseg.data.shapes import Shapes
-from sdrseg.data.shapes_appearance import KINDS, SILHOUETTES, TEXTURES
+from sdrseg.datasets.shapes import Shapes
+from sdrseg.datasets.shapes_appearance import KINDS, SILHOUETTES, TEXTURES
 from sdrseg.errors import DataError, UsageError
 from sdrseg.labels import VOID
 
@@ -123,7 +123,7 @@ def test_what_is_handed_out_belongs_to_the_caller() -> None:
 
 
 def test_no_warning_and_no_torch() -> None:
-    code = "import sys, sdrseg.data.shapes as s; s.Shapes().image('val-00000'); sys.exit('torch' in sys.modules)"
+    code = "import sys, sdrseg.datasets.shapes as s; s.Shapes().image('val-00000'); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 

@@ -14,9 +14,9 @@ import pytest
 
 import sdrseg
 from sdrseg.config import Config, load_config, parse_settings
-from sdrseg.data import open_source, read_spec, register_source
-from sdrseg.data.index import class_index
-from sdrseg.data.source import Source
+from sdrseg.datasets import open_source, read_spec, register_source
+from sdrseg.datasets.index import class_index
+from sdrseg.datasets.source import Source
 from sdrseg.errors import DataError, UsageError
 from sdrseg.methods import limits_in, method_layers
 from sdrseg.scenario import SOURCES, find_source, parse_spec

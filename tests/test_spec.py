@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdrseg.data.voc import CLASSES as VOC
+from sdrseg.datasets.voc import CLASSES as VOC
 from sdrseg.errors import UsageError
 from sdrseg.scenario import PROTOCOLS, Spec, class_lists, find_source, parse_spec
 from sdrseg.scenario.lists import written

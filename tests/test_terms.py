@@ -15,7 +15,7 @@ from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.methods import METHODS, Method
 from sdrseg.methods.terms import TERMS, register_term
-from sdrseg.report.curves import meaning
+from sdrseg.reporting.curves import meaning
 
 from methods_bench import begin, make_config
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 import sdrseg as library
 from formats import save_heic
-from sdrseg.data.shapes import Shapes
+from sdrseg.datasets.shapes import Shapes
 from sdrseg.errors import DataError
 from sdrseg.predict.images import pixels_of
 from sdrseg.predict.legend import with_legend
@@ -162,7 +162,7 @@ def test_large_images_are_scored_as_they_are_predicted(trained, monkeypatch):
     from types import SimpleNamespace
 
     import sdrseg.engine.evaluate as evaluate
-    from sdrseg.data.batches import Batch
+    from sdrseg.datasets.batches import Batch
 
     model, image = library.load(trained), np.resize(SCENE, (100, 170, 3))
     truth = np.random.default_rng(0).integers(0, len(model.classes), (100, 170)).astype(np.uint8)

@@ -11,9 +11,9 @@ import pytest
 
 from runs import TINY, Quiet, run
 from sdrseg.config import load_config, parse_settings
-from sdrseg.data.index import class_index
-from sdrseg.data.sealed import Sealed
-from sdrseg.data.shapes import Shapes
+from sdrseg.datasets.index import class_index
+from sdrseg.datasets.sealed import Sealed
+from sdrseg.datasets.shapes import Shapes
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.metrics import StepScore

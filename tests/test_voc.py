@@ -12,9 +12,9 @@ from PIL import Image
 from scipy.io import savemat
 from scipy.sparse import csc_array
 
-from sdrseg.data.index import class_index
-from sdrseg.data.source import Problem
-from sdrseg.data.voc import CLASSES, SBD_HOME, VOC_HOME, Voc
+from sdrseg.datasets.index import class_index
+from sdrseg.datasets.source import Problem
+from sdrseg.datasets.voc import CLASSES, SBD_HOME, VOC_HOME, Voc
 from sdrseg.errors import DataError
 
 MASK = np.array([[0, 1, 20], [255, 15, 0]], np.uint8)

@@ -13,7 +13,7 @@ import sdrseg.engine.watch as watch_module
 import sdrseg.terminal as terminal
 from runs import TINY, Quiet
 from sdrseg.config import parse_settings
-from sdrseg.data.batches import Batch
+from sdrseg.datasets.batches import Batch
 from sdrseg.distributed import Processes
 from sdrseg.engine.launch import InterruptedRunError, Interruption, cpu_warning
 from sdrseg.engine.run import train

@@ -17,8 +17,8 @@ from torchvision.models import resnet18
 
 from sdrseg.compat import batch_norms
 from sdrseg.config.net import Net
-from sdrseg.data.augment import normalise
-from sdrseg.data.voc import Voc
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.voc import Voc
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.network import Network, build_network
 from sdrseg.weights import load_weights

@@ -77,7 +77,7 @@ def test_what_is_in_the_wheel(wheel):
 
 
 def test_it_is_the_wheel_that_is_imported(bin, tmp_path):
-    code = "import sdrseg, sdrseg.data.shapes; print(sdrseg.__file__); print(sdrseg.__version__)"
+    code = "import sdrseg, sdrseg.datasets.shapes; print(sdrseg.__file__); print(sdrseg.__version__)"
     place, version = run(tmp_path, bin / "python", "-c", code).split()
     assert Path(place).is_relative_to(bin.parent) and not Path(place).is_relative_to(ROOT)
     assert run(tmp_path, bin / "sdrseg", "--version").strip() == version

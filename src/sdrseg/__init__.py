@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sdrseg.config.setting import setting
-    from sdrseg.data import register_source
-    from sdrseg.data.inspect import data_facts
-    from sdrseg.data.source import Source
+    from sdrseg.datasets import register_source
+    from sdrseg.datasets.inspect import data_facts as data
+    from sdrseg.datasets.source import Source
     from sdrseg.engine.evaluate import score_again as evaluate
     from sdrseg.engine.run import train
-    from sdrseg.export import export_model
+    from sdrseg.exporting import export_model as export
     from sdrseg.methods import Method, register_method
     from sdrseg.methods.base import From
     from sdrseg.methods.terms import Term
     from sdrseg.predict import Model, Prediction, load
-    from sdrseg.report import write_report
+    from sdrseg.reporting import write_report as report
     from sdrseg.scenario import Scenario
 
 __version__ = "0.1.0.dev0"
@@ -34,15 +34,15 @@ __all__ = [
     "Source",
     "Term",
     "__version__",
-    "data_facts",
+    "data",
     "evaluate",
-    "export_model",
+    "export",
     "load",
     "register_method",
     "register_source",
+    "report",
     "setting",
     "train",
-    "write_report",
 ]
 
 _HOMES = {
@@ -51,17 +51,17 @@ _HOMES = {
     "Model": "sdrseg.predict",
     "Prediction": "sdrseg.predict",
     "Scenario": "sdrseg.scenario",
-    "Source": "sdrseg.data.source",
+    "Source": "sdrseg.datasets.source",
     "Term": "sdrseg.methods.terms",
-    "data_facts": "sdrseg.data.inspect",
+    "data": "sdrseg.datasets.inspect:data_facts",
     "evaluate": "sdrseg.engine.evaluate:score_again",
-    "export_model": "sdrseg.export",
+    "export": "sdrseg.exporting:export_model",
     "load": "sdrseg.predict",
     "register_method": "sdrseg.methods",
-    "register_source": "sdrseg.data",
+    "register_source": "sdrseg.datasets",
     "setting": "sdrseg.config.setting",
     "train": "sdrseg.engine.run",
-    "write_report": "sdrseg.report",
+    "report": "sdrseg.reporting:write_report",
 }
 
 

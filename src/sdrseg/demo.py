@@ -11,7 +11,7 @@ from sdrseg.distributed import Processes
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.run import train
 from sdrseg.errors import UsageError
-from sdrseg.report import write_report
+from sdrseg.reporting import write_report
 from sdrseg.terminal import console, print_json, print_table
 
 SPEC = "shapes:8-2@disjoint"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sdrseg.data.augment import FILL
+from sdrseg.datasets.augment import FILL
 from sdrseg.errors import UsageError
 from sdrseg.network import next_multiple
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sdrseg.compat import ENCODERS
 from sdrseg.config.net import Net
-from sdrseg.data.augment import MEAN, STD
+from sdrseg.datasets.augment import MEAN, STD
 from sdrseg.errors import SdrsegError, UsageError, first_line
 from sdrseg.network import Network
 from sdrseg.network_parts import has_bottlenecks

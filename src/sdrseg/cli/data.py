@@ -29,7 +29,7 @@ def data(
 ) -> None:
     """Show the contents of a data set and of each step of a scenario; check every file."""
     from sdrseg.config import parse_settings
-    from sdrseg.data.inspect import inspect_data
+    from sdrseg.datasets.inspect import inspect_data
 
     if inspect_data(spec, path, picture, config, parse_settings(set or []), json) and strict:
         raise typer.Exit(1)
@@ -41,6 +41,6 @@ def convert(
     json: AsJson = False,
 ) -> None:
     """Convert your own data to images/, masks/ and dataset.toml. Training does not need this; it reads every format."""
-    from sdrseg.data.convert import convert_data
+    from sdrseg.datasets.convert import convert_data
 
     convert_data(folder, out, json)

@@ -21,7 +21,7 @@ def evaluate(
     json: AsJson = False,
 ) -> None:
     """Score the saved models of a run again and compare with the scores from training."""
-    from sdrseg.data import run_source_file
+    from sdrseg.datasets import run_source_file
     from sdrseg.engine.show import evaluate_run
 
     if source is not None:
@@ -92,7 +92,7 @@ def export(
     json: AsJson = False,
 ) -> None:
     """Export a model to one ONNX file for images of any size, checked against PyTorch."""
-    from sdrseg.export import export_model, show_export
+    from sdrseg.exporting import export_model, show_export
 
     given = check or []
     show_export(export_model(model, out, format=format, step=step, check=given, overwrite=overwrite), json)
@@ -111,8 +111,8 @@ def report(
     ] = False,
 ) -> None:
     """Compare runs in one self-contained HTML page: scores, pictures, losses, latent space, settings."""
-    from sdrseg.data import run_source_file
-    from sdrseg.report import write_report
+    from sdrseg.datasets import run_source_file
+    from sdrseg.reporting import write_report
 
     if source is not None:
         run_source_file(source)

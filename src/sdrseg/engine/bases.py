@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sdrseg.config import Config
-from sdrseg.data.index import ClassIndex
+from sdrseg.datasets.index import ClassIndex
 from sdrseg.engine.checkpoint import load_entry, save_tensors
 from sdrseg.errors import SdrsegError, UsageError, quantity
 from sdrseg.files import cache_folder, plain_name, require_writable, write_json

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from sdrseg.config import Config, saved_config
 from sdrseg.config.sections import AUTO
-from sdrseg.data.augment import normalise
-from sdrseg.data.cache import free_memory
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.cache import free_memory
 from sdrseg.engine.job import Job
 from sdrseg.errors import quantity
 from sdrseg.network import build_network

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdrseg.config import Config
-from sdrseg.data.index import ClassIndex
+from sdrseg.datasets.index import ClassIndex
 from sdrseg.errors import UsageError, nearest
 from sdrseg.labels import VOID
 from sdrseg.scenario import Step

@@ -15,10 +15,10 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from sdrseg.config import saved_config
 from sdrseg.config.sections import Eval
-from sdrseg.data.augment import normalise
-from sdrseg.data.batches import Batch, Batches, eval_batches
-from sdrseg.data.extended import Extended
-from sdrseg.data.index import map_with_threads
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.batches import Batch, Batches, eval_batches
+from sdrseg.datasets.extended import Extended
+from sdrseg.datasets.index import map_with_threads
 from sdrseg.decision import Decision, decide
 from sdrseg.distributed import Processes
 from sdrseg.engine.folder import RunFolder, second_score

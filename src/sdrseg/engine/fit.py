@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sdrseg.config import Config
-from sdrseg.data.augment import normalise
-from sdrseg.data.batches import Batches
-from sdrseg.data.order import TrainOrder
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.batches import Batches
+from sdrseg.datasets.order import TrainOrder
 from sdrseg.engine.optimiser import set_learning_rates
 from sdrseg.engine.passes import GraphPass, Pass
 from sdrseg.engine.watch import Watch

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from sdrseg.colours import NOT_SCORED, class_colours
-from sdrseg.data.augment import normalise
-from sdrseg.data.batches import eval_batches
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.batches import eval_batches
 from sdrseg.decision import Decision, decide
 from sdrseg.engine.job import Job
 from sdrseg.network import Network

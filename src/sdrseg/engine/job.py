@@ -12,15 +12,15 @@ import torch
 
 from sdrseg import __version__
 from sdrseg.config import Config
-from sdrseg.data import open_source
-from sdrseg.data.batches import train_order
-from sdrseg.data.cache import PixelCache
-from sdrseg.data.extended import Extended
-from sdrseg.data.index import ClassIndex, class_index
-from sdrseg.data.order import Share
-from sdrseg.data.pool import ImagePool, Purpose
-from sdrseg.data.sealed import Sealed
-from sdrseg.data.source import Source, Split
+from sdrseg.datasets import open_source
+from sdrseg.datasets.batches import train_order
+from sdrseg.datasets.cache import PixelCache
+from sdrseg.datasets.extended import Extended
+from sdrseg.datasets.index import ClassIndex, class_index
+from sdrseg.datasets.order import Share
+from sdrseg.datasets.pool import ImagePool, Purpose
+from sdrseg.datasets.sealed import Sealed
+from sdrseg.datasets.source import Source, Split
 from sdrseg.distributed import Processes
 from sdrseg.engine.bases import BaseStore, base_key, base_of
 from sdrseg.engine.folder import RunFolder, source_commit

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sdrseg import kernels
 from sdrseg.config import Config
-from sdrseg.data.augment import normalise
-from sdrseg.data.batches import Batch
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.batches import Batch
 from sdrseg.errors import UsageError, first_line
 from sdrseg.methods.base import Method
 from sdrseg.network import Network, Output

@@ -8,8 +8,8 @@ from typing import Any
 
 from sdrseg.config import load_config
 from sdrseg.config.sections import AUTO
-from sdrseg.data import read_spec
-from sdrseg.data.pool import ImagePool
+from sdrseg.datasets import read_spec
+from sdrseg.datasets.pool import ImagePool
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.batch_size import choose_batch_size
 from sdrseg.engine.best import require_held_out_scores

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from sdrseg.config import Config
-from sdrseg.data.batches import Batches, survey_batches
+from sdrseg.datasets.batches import Batches, survey_batches
 from sdrseg.engine.fit import survey
 from sdrseg.engine.job import Job
 from sdrseg.methods import Method, StepInfo

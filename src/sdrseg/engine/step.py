@@ -10,8 +10,8 @@ import timm.layers
 import torch
 
 from sdrseg.config import Config
-from sdrseg.data.batches import survey_batches, train_batches
-from sdrseg.data.order import TrainOrder
+from sdrseg.datasets.batches import survey_batches, train_batches
+from sdrseg.datasets.order import TrainOrder
 from sdrseg.decision import Decision
 from sdrseg.engine.best import Best
 from sdrseg.engine.checkpoint import load_training, training_tensors, with_prefix

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdrseg.data.batches import Batch
+from sdrseg.datasets.batches import Batch
 from sdrseg.engine.trackers import Trackers
 from sdrseg.errors import SdrsegError
 from sdrseg.threads import adapt

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from sdrseg.data.augment import normalise
-from sdrseg.data.batches import eval_batches, train_order
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.batches import eval_batches, train_order
 from sdrseg.engine.evaluate import confusion
 from sdrseg.engine.job import Job
 from sdrseg.engine.saved import open_step

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sdrseg.data.extended import CHAIN, Extended, read_chain, write_chain
-from sdrseg.data.index import class_index
+from sdrseg.datasets.extended import CHAIN, Extended, read_chain, write_chain
+from sdrseg.datasets.index import class_index
 from sdrseg.engine.folder import FORMAT, RunFolder
 from sdrseg.engine.job import TEST_IMAGES
 from sdrseg.engine.saved import find_step

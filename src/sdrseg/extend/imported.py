@@ -16,8 +16,8 @@ from torchvision.models import segmentation
 
 from sdrseg.config import Config, config_from
 from sdrseg.config.net import Net
-from sdrseg.data.extended import Extended, write_chain
-from sdrseg.data.source import MAX_CLASSES
+from sdrseg.datasets.extended import Extended, write_chain
+from sdrseg.datasets.source import MAX_CLASSES
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.folder import FORMAT, RunFolder
 from sdrseg.errors import SdrsegError, UsageError, first_line, nearest

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 
 from sdrseg.config import Config
-from sdrseg.data import open_source
-from sdrseg.data.extended import Part
-from sdrseg.data.index import ClassIndex, class_index
-from sdrseg.data.source import MAX_CLASSES, Source, Split
+from sdrseg.datasets import open_source
+from sdrseg.datasets.extended import Part
+from sdrseg.datasets.index import ClassIndex, class_index
+from sdrseg.datasets.source import MAX_CLASSES, Source, Split
 from sdrseg.errors import DataError, UsageError, nearest, quantity
 from sdrseg.extend.parent import Parent
 from sdrseg.labels import VOID

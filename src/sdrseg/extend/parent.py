@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.config import Config, saved_config
-from sdrseg.data.extended import CHAIN, Part, read_chain
+from sdrseg.datasets.extended import CHAIN, Part, read_chain
 from sdrseg.decision import Decision, read_decision
 from sdrseg.engine.folder import RunFolder, read_meta
 from sdrseg.engine.saved import find_step

@@ -11,9 +11,9 @@ import numpy as np
 
 from sdrseg.config import Config, load_config
 from sdrseg.config.sections import AUTO
-from sdrseg.data.extended import CHAIN, Extended, Part
-from sdrseg.data.index import ClassIndex, class_index
-from sdrseg.data.source import Split
+from sdrseg.datasets.extended import CHAIN, Extended, Part
+from sdrseg.datasets.index import ClassIndex, class_index
+from sdrseg.datasets.source import Split
 from sdrseg.decision import Decision
 from sdrseg.engine.job import read_masks
 from sdrseg.errors import UsageError

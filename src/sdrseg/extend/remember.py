@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 
 from sdrseg.config import Config
-from sdrseg.data import open_source
-from sdrseg.data.batches import Batch, survey_batches
-from sdrseg.data.extended import Extended
-from sdrseg.data.source import PICTURE_SUFFIXES, Array, Source, Split, find_by_id, read_image
+from sdrseg.datasets import open_source
+from sdrseg.datasets.batches import Batch, survey_batches
+from sdrseg.datasets.extended import Extended
+from sdrseg.datasets.source import PICTURE_SUFFIXES, Array, Source, Split, find_by_id, read_image
 from sdrseg.decision import Decision, decide
 from sdrseg.engine.checkpoint import save_tensors
 from sdrseg.engine.job import Job

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sdrseg.data.batches import eval_batches
+from sdrseg.datasets.batches import eval_batches
 from sdrseg.decision import decide
 from sdrseg.engine.evaluate import answers
 from sdrseg.engine.job import Job

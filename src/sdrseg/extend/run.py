@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sdrseg.data.extended import write_chain
+from sdrseg.datasets.extended import write_chain
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.job import Job, make_job
 from sdrseg.engine.run import carry_out

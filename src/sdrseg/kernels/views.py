@@ -1,7 +1,7 @@
 """Images of a cache, cropped, resized, padded and flipped for a batch on a GPU: one kernel, or a few large operations.
 
 Both are the antialiased bilinear filter of each view's rows and of its columns, with exactly the weights torchvision
-uses. The source pixels of labels are given: they come from one place (data/augment.py) for all implementations.
+uses. The source pixels of labels are given: they come from one place (datasets/augment.py) for all implementations.
 """
 
 from __future__ import annotations

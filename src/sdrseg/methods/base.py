@@ -22,7 +22,7 @@ from sdrseg.methods.pixels import PixelTerms
 from sdrseg.methods.terms import TERMS, Term
 
 if TYPE_CHECKING:
-    from sdrseg.data.batches import Batch
+    from sdrseg.datasets.batches import Batch
     from sdrseg.network import Network, Output
 
 

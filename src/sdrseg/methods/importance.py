@@ -29,7 +29,7 @@ from sdrseg.methods.base import From, Method, StepInfo
 from sdrseg.methods.terms import Term
 
 if TYPE_CHECKING:
-    from sdrseg.data.batches import Batch
+    from sdrseg.datasets.batches import Batch
     from sdrseg.network import Network, Output
 
 SCORE_EVERY = 10  # iterations between two updates of RW's score

@@ -30,7 +30,7 @@ from sdrseg.methods.terms import Term
 from sdrseg.network import next_multiple
 
 if TYPE_CHECKING:
-    from sdrseg.data.batches import Batch
+    from sdrseg.datasets.batches import Batch
     from sdrseg.network import Network, Output
 
 EACH = {"background": 64, "classes": 256}  # points drawn from each component in every iteration

@@ -13,7 +13,7 @@ from sdrseg.methods.base import From, Method, StepInfo
 from sdrseg.methods.laps import LAPS
 
 if TYPE_CHECKING:
-    from sdrseg.data.batches import Batch
+    from sdrseg.datasets.batches import Batch
     from sdrseg.network import Network
 
 

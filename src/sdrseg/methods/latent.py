@@ -44,7 +44,7 @@ from sdrseg.losses.sparsity import BY_CLASS, active_sums, class_maxima, hoyer_su
 from sdrseg.methods.terms import TERMS
 
 if TYPE_CHECKING:
-    from sdrseg.data.batches import Batch
+    from sdrseg.datasets.batches import Batch
     from sdrseg.methods.base import StepInfo
 
 AVERAGES: tuple[Average, ...] = get_args(Average)

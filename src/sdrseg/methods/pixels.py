@@ -33,7 +33,7 @@ from sdrseg.losses.pseudo import confident_labels, split_labels
 from sdrseg.losses.unbiased import unbiased_sums
 
 if TYPE_CHECKING:
-    from sdrseg.data.batches import Batch
+    from sdrseg.datasets.batches import Batch
     from sdrseg.methods.base import StepInfo
     from sdrseg.network import Output
 

@@ -19,7 +19,7 @@ from sdrseg.losses.distillation import encoder_distillation_sums
 from sdrseg.losses.pixels import to_grid
 
 if TYPE_CHECKING:
-    from sdrseg.data.batches import Batch
+    from sdrseg.datasets.batches import Batch
     from sdrseg.methods.base import Method
     from sdrseg.network import Output
 

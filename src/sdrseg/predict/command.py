@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from sdrseg import __version__
-from sdrseg.data.source import Array, Progress
+from sdrseg.datasets.source import Array, Progress
 from sdrseg.errors import DataError, UsageError, quantity
 from sdrseg.predict.images import Input, find_inputs, picture_size, printable, read_pixels
 from sdrseg.predict.loading import load

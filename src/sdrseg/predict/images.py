@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from sdrseg.data.heif import allow_heif
-from sdrseg.data.source import PICTURE_SUFFIXES, Array, find_files, open_picture, rgb
+from sdrseg.datasets.heif import allow_heif
+from sdrseg.datasets.source import PICTURE_SUFFIXES, Array, find_files, open_picture, rgb
 from sdrseg.errors import DataError, SdrsegError, quantity
 
 LONGEST = 200  # bytes of a name; longer names are shortened

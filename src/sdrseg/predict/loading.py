@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sdrseg.config import Config, saved_config
-from sdrseg.data.augment import normalise
+from sdrseg.datasets.augment import normalise
 from sdrseg.engine.folder import RunFolder, read_meta
 from sdrseg.engine.saved import find_step, open_step
 from sdrseg.errors import SdrsegError, first_line

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdrseg.data.cache import free_memory
-from sdrseg.data.source import Array, Progress
+from sdrseg.datasets.cache import free_memory
+from sdrseg.datasets.source import Array, Progress
 from sdrseg.decision import Decision, decide
 from sdrseg.decision import probabilities as probabilities_of
 from sdrseg.errors import SdrsegError

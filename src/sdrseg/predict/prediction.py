@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sdrseg.colours import class_colours, colour_table
-from sdrseg.data.source import Array
+from sdrseg.datasets.source import Array
 from sdrseg.errors import SdrsegError
 from sdrseg.files import atomic_writer
 from sdrseg.predict.legend import with_legend

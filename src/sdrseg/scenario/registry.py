@@ -1,4 +1,4 @@
-"""The registry of data sets; `sdrseg.data.register_source` adds built-in and custom ones."""
+"""The registry of data sets; `sdrseg.datasets.register_source` adds built-in and custom ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sdrseg.errors import UsageError, nearest
 
 
 class DataSetClass(Protocol):
-    """What is known of a data set before any file is opened (see `sdrseg.data.source.Source`)."""
+    """What is known of a data set before any file is opened (see `sdrseg.datasets.source.Source`)."""
 
     needs_folder: ClassVar[bool]
     own_data: ClassVar[bool]
@@ -25,7 +25,7 @@ SOURCES: dict[str, type[DataSetClass]] = {}
 def find_source(name: str) -> type[DataSetClass]:
     """The class of a data set."""
     if name not in SOURCES:
-        import_module("sdrseg.data")  # registers the built-in ones
+        import_module("sdrseg.datasets")  # registers the built-in ones
     if name not in SOURCES:
         raise UsageError(
             f"unknown data set {name!r}{nearest(name, list(SOURCES))} For a custom data set, write FILE.py instead of "

@@ -75,7 +75,7 @@ class Scenario:
     @staticmethod
     def from_spec(spec: str, data: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> Scenario:
         """The steps of a specification on the data in a folder; settings are given as {"train.holdout": 0.1}."""
-        from sdrseg.data.scenarios import open_scenario
+        from sdrseg.datasets.scenarios import open_scenario
 
         return open_scenario(spec, data, settings)
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from sdrseg.errors import SdrsegError
 from sdrseg.files import write_json
-from sdrseg.report.collect import collect
-from sdrseg.report.latent import BINS, Floats, normalised_counts
-from sdrseg.report.pictures import choose, load_images, look, open_data
+from sdrseg.reporting.collect import collect
+from sdrseg.reporting.latent import BINS, Floats, normalised_counts
+from sdrseg.reporting.pictures import choose, load_images, look, open_data
 from sdrseg.study.cell import Cell
 from sdrseg.study.grid import Experiment
 

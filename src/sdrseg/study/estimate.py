@@ -12,8 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sdrseg.data import open_source
-from sdrseg.data.index import class_index
+from sdrseg.datasets import open_source
+from sdrseg.datasets.index import class_index
 from sdrseg.engine.bases import base_of
 from sdrseg.errors import SdrsegError
 from sdrseg.methods import find_method

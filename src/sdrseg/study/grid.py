@@ -26,7 +26,7 @@ from typing import Any
 from sdrseg.config import Config, load_config
 from sdrseg.config.read import flat
 from sdrseg.config.sections import AUTO
-from sdrseg.data import read_spec
+from sdrseg.datasets import read_spec
 from sdrseg.errors import UsageError, nearest
 from sdrseg.methods import find_method, method_layers, own_sections, resolve_method
 from sdrseg.methods.own import file_digest

@@ -10,9 +10,9 @@ from matplotlib.patches import Patch
 
 from sdrseg.colours import hex_of
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.report.collect import RunRecord, collect
-from sdrseg.report.latent import BINS, Latent, measure
-from sdrseg.report.pictures import TestImage, choose, load_images, look, open_data
+from sdrseg.reporting.collect import RunRecord, collect
+from sdrseg.reporting.latent import BINS, Latent, measure
+from sdrseg.reporting.pictures import TestImage, choose, load_images, look, open_data
 from sdrseg.study.activations import UNCERTAIN, share_uncertain
 from sdrseg.study.figures import COLUMN, DPI, PAGE, figure, look_of, save
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from sdrseg.colours import NOT_SCORED, hex_of
 from sdrseg.labels import VOID
-from sdrseg.report.collect import RunRecord
-from sdrseg.report.pictures import TestImage, inside, look
+from sdrseg.reporting.collect import RunRecord
+from sdrseg.reporting.pictures import TestImage, inside, look
 from sdrseg.study.figures import PAGE, figure, save
 
 GAP, APART = 0.035, 0.1  # inches: between pictures, between images

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from rich.text import Text
 
-from sdrseg.data.pool import ImagePool
+from sdrseg.datasets.pool import ImagePool
 from sdrseg.distributed import Processes
 from sdrseg.engine.folder import RunInUseError
 from sdrseg.engine.launch import InterruptedRunError

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.config import Config, load_config
-from sdrseg.data import read_spec
-from sdrseg.data.pool import ImagePool
+from sdrseg.datasets import read_spec
+from sdrseg.datasets.pool import ImagePool
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError, quantity

@@ -1,0 +1,288 @@
+"""Batches of images and labels for training and evaluation, decoded by worker processes or taken from a cache.
+
+Everything random about a training image depends on (seed, epoch, id) only: the same seed gives the same pixels for any
+number of workers or processes, and a restored position continues exactly.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from sdrseg.config import Config
+from sdrseg.datasets.augment import AUGMENTATIONS, EVALUATIONS, View, padding, show
+from sdrseg.datasets.cache import PixelCache
+from sdrseg.datasets.colour import colour_factors, recolour
+from sdrseg.datasets.order import EvalOrder, Key, Share, TrainOrder
+from sdrseg.datasets.source import Source
+from sdrseg.datasets.workers import end_with_parent
+from sdrseg.errors import DataError
+from sdrseg.labels import VOID
+from sdrseg.threads import cores
+
+Size = tuple[int, int]  # height, width
+
+
+@dataclass(frozen=True)
+class Batch:
+    """images (B, 3, H, W) uint8 channels-last, labels (B, H, W) uint8 (channel or 255), padding (B, H, W) bool.
+
+    Padding is what a view added around an image. Its label is 255 too, but it is not void in the data set.
+    """
+
+    images: Tensor
+    labels: Tensor
+    padding: Tensor
+    ids: tuple[str, ...]
+    epoch: int = 0
+    bad: tuple[str, ...] = ()
+    """Images that could not be read. They are all padding, so they add nothing to any loss."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        tensors = {name: function(getattr(self, name)) for name in ("images", "labels", "padding")}
+        return replace(self, **tensors)  # type: ignore[arg-type]
+
+    def split(self, parts: int) -> list[Batch]:
+        """The batch in `parts` parts of (nearly) equal size."""
+        if parts == 1:
+            return [self]
+        cuts = [len(self.ids) * part // parts for part in range(parts + 1)]
+        return [
+            replace(self.map(lambda tensor, a=a, b=b: tensor[a:b]), ids=self.ids[a:b])  # type: ignore[misc]
+            for a, b in pairwise(cuts)
+            if b > a
+        ]
+
+    def to(self, device: Any) -> Batch:
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        return self.map(Tensor.pin_memory)
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """A random view for each (epoch, id), the same for the same seed."""
+
+    config: Config
+
+    def __call__(self, size: Size, epoch: int, id: str) -> View:
+        data = self.config.data
+        draw = random.Random(f"view {self.config.train.seed} {epoch} {id}")
+        return AUGMENTATIONS[data.augment](size, data.crop, data.scale, draw)
+
+    def recoloured(self, images: Tensor, outside: Tensor, keys: Sequence[Key], ids: Sequence[str]) -> Tensor:
+        """A batch of views after colour augmentation."""
+        strength, seed = self.config.data.colour, self.config.train.seed
+        if strength == 0:
+            return images
+        factors = [colour_factors(seed, epoch, id, strength) for (epoch, _), id in zip(keys, ids, strict=True)]
+        return recolour(images, outside, torch.tensor(factors))
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The view on which an image is scored."""
+
+    config: Config
+
+    def __call__(self, size: Size, epoch: int, id: str) -> View:
+        return EVALUATIONS[self.config.eval.transform](size)
+
+    def recoloured(self, images: Tensor, outside: Tensor, keys: Sequence[Key], ids: Sequence[str]) -> Tensor:
+        """Evaluation does not change colours."""
+        return images
+
+
+Chooser = Augmented | Evaluated
+
+
+class Decoded(Dataset[Any]):
+    """Views of images that are decoded from the source each time.
+
+    An image that cannot be read is an error or, with `skip_bad`, all padding.
+    """
+
+    def __init__(
+        self, source: Source, ids: Sequence[str], table: NDArray[np.uint8], choose: Chooser, skip_bad: bool = False
+    ):
+        self.source, self.ids, self.choose, self.skip_bad = source, ids, choose, skip_bad
+        self.table = torch.tensor(table)
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch | DataError:
+        """A whole batch. The error of an unreadable picture is returned, to be raised in the main process."""
+        try:
+            return self.batch(keys)
+        except DataError as error:
+            return error
+
+    def batch(self, keys: Sequence[Key]) -> Batch:
+        ids = tuple(self.ids[row] for _, row in keys)
+        bad: list[str] = []
+        samples = [self._sample(epoch, id, bad) for (epoch, _), id in zip(keys, ids, strict=True)]
+        images, masks, outside = (torch.stack(parts) for parts in zip(*samples, strict=True))
+        labels = relabel(masks, outside, self.table)
+        images = self.choose.recoloured(images.permute(0, 3, 1, 2), outside, keys, ids)
+        return Batch(images, labels, outside, ids, keys[0][0], tuple(bad))
+
+    def _sample(self, epoch: int, id: str, bad: list[str]) -> tuple[Tensor, Tensor, Tensor]:
+        try:
+            image, mask = (torch.from_numpy(np.array(array)) for array in self.source.pair(id))
+        except DataError:
+            if not self.skip_bad:
+                raise
+            bad.append(id)
+            nothing = self.choose((1, 1), epoch, id)
+            size = (nothing.rows.out, nothing.columns.out)
+            black = torch.zeros(*size, 3, dtype=torch.uint8)
+            return black, torch.full(size, VOID, dtype=torch.uint8), torch.ones(size, dtype=torch.bool)
+        view = self.choose((mask.shape[0], mask.shape[1]), epoch, id)
+        picture, label = show(view, image.permute(2, 0, 1), mask)
+        return picture.permute(1, 2, 0), label, padding(view)
+
+
+class Cached:
+    """Views of cached images."""
+
+    def __init__(self, cache: PixelCache, ids: Sequence[str], table: NDArray[np.uint8], choose: Chooser):
+        self.cache, self.ids, self.choose = cache, ids, choose
+        self.table = torch.tensor(table, device=cache.device)
+
+    def batch(self, keys: Sequence[Key]) -> Batch:
+        ids = tuple(self.ids[row] for _, row in keys)
+        views = [self.choose(self.cache.sizes[id], epoch, id) for (epoch, _), id in zip(keys, ids, strict=True)]
+        images, masks, outside = self.cache.show(ids, views)
+        images = self.choose.recoloured(images, outside, keys, ids)
+        return Batch(images, relabel(masks, outside, self.table), outside, ids, keys[0][0])
+
+
+def relabel(masks: Tensor, outside: Tensor, table: Tensor) -> Tensor:
+    """Map raw labels to channels with a 256-entry table; padding stays 255 even if the table maps void to a channel."""
+    labels = table.index_select(0, masks.flatten().int()).view_as(masks)
+    return torch.maximum(labels, outside.to(torch.uint8) * VOID)
+
+
+class Batches:
+    """Iterate over the batches of an order from its position, which advances with each batch."""
+
+    def __init__(self, samples: Decoded | Cached, order: TrainOrder | EvalOrder, workers: int = 0, pin: bool = False):
+        self.samples, self.order, self.workers, self.pin = samples, order, workers, pin
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Batch]:
+        with trained_on() if isinstance(self.order, TrainOrder) else nullcontext():
+            for batch in self._make():
+                if isinstance(batch, DataError):
+                    raise batch
+                self.order.advance()
+                yield batch
+
+    def _make(self) -> Iterator[Batch | DataError]:
+        if isinstance(self.samples, Cached) or self.workers == 0:
+            return (self.samples.batch(keys) for keys in self.order)
+        return iter(
+            DataLoader(
+                self.samples,
+                batch_sampler=self.order,
+                collate_fn=_identity,
+                num_workers=min(self.workers, len(self.order)),
+                generator=torch.Generator(),  # leaves the random numbers of training untouched
+                pin_memory=self.pin,
+                worker_init_fn=end_with_parent(),
+            )
+        )
+
+
+@contextmanager
+def trained_on() -> Iterator[None]:
+    """If a training image cannot be read, add to the error how to resume the run."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error} To resume this run, repair the file or add --on-bad-image skip.") from error
+
+
+def train_batches(
+    source: Source,
+    ids: Sequence[str],
+    table: NDArray[np.uint8],
+    config: Config,
+    *,
+    share: Share | None = None,
+    cache: PixelCache | None = None,
+) -> Batches:
+    """Shuffled, augmented batches of `config.train.epochs` epochs."""
+    return _batches(source, ids, table, Augmented(config), train_order(ids, config, share), config, cache)
+
+
+def survey_batches(
+    source: Source,
+    ids: Sequence[str],
+    table: NDArray[np.uint8],
+    config: Config,
+    *,
+    share: Share,
+    cache: PixelCache | None = None,
+) -> Batches:
+    """Every training image once, with its view of the first epoch."""
+    order = EvalOrder([None] * len(ids), max(1, config.train.batch_size // share.world), share)
+    return _batches(source, ids, table, Augmented(config), order, config, cache)
+
+
+def train_order(ids: Sequence[str], config: Config, share: Share | None = None) -> TrainOrder:
+    """The order of `config.train.epochs` epochs; its length is the number of iterations."""
+    train = config.train
+    return TrainOrder(ids, train.batch_size, train.epochs, train.seed, share)
+
+
+def eval_batches(
+    source: Source,
+    ids: Sequence[str],
+    sizes: Mapping[str, Size],
+    table: NDArray[np.uint8],
+    config: Config,
+    *,
+    share: Share | None = None,
+    cache: PixelCache | None = None,
+) -> Batches:
+    """Every image once; `sizes` are the images' sizes by id, from the class index."""
+    choose = Evaluated(config)
+    views = [choose(sizes[id], 0, id) for id in ids]
+    order = EvalOrder([(view.rows.out, view.columns.out) for view in views], config.eval.batch_size, share)
+    return _batches(source, ids, table, choose, order, config, cache)
+
+
+def _batches(
+    source: Source,
+    ids: Sequence[str],
+    table: NDArray[np.uint8],
+    choose: Chooser,
+    order: TrainOrder | EvalOrder,
+    config: Config,
+    cache: PixelCache | None,
+) -> Batches:
+    if cache is not None:
+        return Batches(Cached(cache, ids, table, choose), order)
+    skip = config.run.on_bad_image == "skip" and isinstance(choose, Augmented)  # test images are never skipped
+    return Batches(Decoded(source, ids, table, choose, skip), order, workers(config), torch.cuda.is_available())
+
+
+def workers(config: Config) -> int:
+    """How many processes decode images: one per core that this process may use, at most 16."""
+    return min(16, max(1, round(cores()))) if config.data.workers < 0 else config.data.workers
+
+
+def _identity(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,166 @@
+"""The data of an extended run: several data sets as one, with one list of classes.
+
+RUN/chain.json lists them as parts. The ids of a part begin with its prefix; its classes are mapped to the common list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from sdrseg.config import Config, config_from
+from sdrseg.datasets.source import Array, Problem, Source, Split
+from sdrseg.errors import DataError, SdrsegError
+from sdrseg.files import write_json
+from sdrseg.labels import VOID
+
+CHAIN = "chain.json"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A data set within an extended run, and which of its images are used."""
+
+    step: int  # the first step that uses it
+    source: str
+    data: str | None  # its folder
+    shapes: dict[str, Any]  # settings of generated data
+    prefix: str  # of its ids
+    names: tuple[str, ...]  # its classes
+    classes: tuple[int, ...]  # the common id of each of them; 255: neither learned nor scored
+    labelled: tuple[int, ...] | None = None  # the common ids that its masks label; None: all
+    train: tuple[Split, ...] = ()  # its splits for training
+    val: tuple[Split, ...] = ()  # its splits for evaluation
+
+    def open(self) -> Source:
+        """Open the data set; an error if its classes have changed."""
+        from sdrseg.datasets import open_source
+
+        config = config_from({"shapes": self.shapes}, CHAIN)
+        source = open_source(self.source, None if self.data is None else Path(self.data), config)
+        if source.classes != self.names:
+            raise DataError(
+                f"{self.data or self.source}: its classes are {', '.join(source.classes)}; when the model was trained "
+                f"they were {', '.join(self.names)}."
+            )
+        return source
+
+    @property
+    def table(self) -> Array:
+        """(256,): raw label to common class id."""
+        table = np.full(256, VOID, np.uint8)
+        table[: len(self.classes)] = self.classes
+        return table
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_part(saved: Any, origin: Path) -> Part:
+    """A part, from chain.json."""
+    try:
+        part = Part(
+            step=int(saved["step"]),
+            source=str(saved["source"]),
+            data=None if saved["data"] is None else str(saved["data"]),
+            shapes=dict(saved["shapes"]),
+            prefix=str(saved["prefix"]),
+            names=tuple(map(str, saved["names"])),
+            classes=tuple(map(int, saved["classes"])),
+            labelled=None if saved["labelled"] is None else tuple(map(int, saved["labelled"])),
+            train=tuple(saved["train"]),
+            val=tuple(saved["val"]),
+        )
+        if not {*part.train, *part.val} <= set(get_args(Split)) or len(part.names) != len(part.classes):
+            raise ValueError("a damaged part")
+        return part
+    except (KeyError, TypeError, ValueError) as error:
+        raise SdrsegError(f"{origin}: damaged ({error}). Restore it from a backup.") from error
+
+
+def read_chain(run: Path) -> dict[str, Any]:
+    """The contents of chain.json of an extended run."""
+    file = run / CHAIN
+    try:
+        saved = json.loads(file.read_text())
+        parts = [read_part(part, file) for part in saved["parts"]]
+        return {**saved, "classes": tuple(map(str, saved["classes"])), "parts": parts}
+    except OSError as error:
+        raise SdrsegError(f"{file}: cannot be read ({error.strerror}). Is {run} an extended run?") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise SdrsegError(f"{file}: damaged ({error}). Restore it from a backup.") from error
+
+
+def write_chain(
+    run: Path, classes: Sequence[str], score_background: bool, parts: Sequence[Part], changes: Sequence[Any]
+) -> None:
+    """Write chain.json: the data of an extended run, and the changes to its classes."""
+    facts = {"format": 1, "classes": list(classes), "score_background": score_background}
+    write_json(run / CHAIN, {**facts, "parts": [part.to_dict() for part in parts], "changes": list(changes)})
+
+
+class Extended(Source):
+    """Several data sets as one. `Extended.open(RUN)` opens those of an extended run."""
+
+    name = "extended"
+
+    def __init__(self, classes: Sequence[str], parts: Sequence[Part], score_background: bool = True):
+        self.classes, self.parts = tuple(classes), tuple(parts)
+        self.score_background = score_background
+        self._sources = [part.open() for part in self.parts]
+        self._where: dict[str, tuple[int, str]] = {}
+        self._ids: dict[Split, tuple[str, ...]] = {}
+        for split in get_args(Split):
+            found = {
+                part.prefix + id: (number, id)
+                for number, (part, source) in enumerate(zip(self.parts, self._sources, strict=True))
+                for own in (part.train if split == "train" else part.val)
+                for id in source.ids(own)
+            }
+            self._where |= found
+            self._ids[split] = tuple(sorted(found))
+
+    @classmethod
+    def open(cls, path: Path | None, config: Config) -> Source:
+        """`path`: the folder of an extended run."""
+        assert path is not None
+        chain = read_chain(path)
+        try:
+            return cls(chain["classes"], chain["parts"], bool(chain["score_background"]))
+        except DataError as error:
+            raise DataError(f"{error} If the data have moved, correct the path in {path / CHAIN}.") from error
+
+    def ids(self, split: Split) -> tuple[str, ...]:
+        return self._ids[split]
+
+    def image(self, id: str) -> Array:
+        number, own = self._where[id]
+        return self._sources[number].image(own)
+
+    def mask(self, id: str) -> Array:
+        number, own = self._where[id]
+        mask: Array = self.parts[number].table[self._sources[number].mask(own)]
+        return mask
+
+    def mask_content(self, id: str) -> bytes:
+        number, own = self._where[id]
+        source, part = self._sources[number], self.parts[number]
+        return source.mask_content(own) + source.coding.encode() + part.table.tobytes()
+
+    def labelled(self, id: str) -> frozenset[int] | None:
+        told = self.parts[self._where[id][0]].labelled
+        return None if told is None else frozenset(told)
+
+    def file(self, id: str, kind: Literal["image", "mask"]) -> str:
+        if id not in self._where:
+            return f"{self.name}:{id}"
+        number, own = self._where[id]
+        return self._sources[number].file(own, kind)
+
+    def problems(self) -> list[Problem]:
+        return [problem for source in self._sources for problem in source.problems()]

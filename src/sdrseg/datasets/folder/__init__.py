@@ -1,0 +1,71 @@
+"""Own data in common formats; docs/own-data.md lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sdrseg.config import Config
+from sdrseg.datasets.folder.coco import Coco, annotation_files
+from sdrseg.datasets.folder.labelme import LabelMe, is_labelme
+from sdrseg.datasets.folder.masks import Folder
+from sdrseg.datasets.folder.pairing import MASKS, named
+from sdrseg.datasets.folder.panoptic import Panoptic, panoptic_files
+from sdrseg.datasets.folder.settings import read_format
+from sdrseg.datasets.folder.splits import LAYOUTS, split_folders
+from sdrseg.datasets.folder.yolo import Yolo, yaml_file
+from sdrseg.datasets.source import Source
+from sdrseg.errors import DataError
+
+
+class AnyFolder(Folder):
+    """The data set `folder`, in any format that is recognised."""
+
+    @classmethod
+    def open(cls, path: Path | None, config: Config) -> Source:
+        assert path is not None
+        return open_folder(path)
+
+
+READERS: dict[str, type[Source]] = {
+    "coco": Coco,
+    "panoptic": Panoptic,
+    "yolo": Yolo,
+    "labelme": LabelMe,
+    "masks": Folder,
+}
+
+
+def open_folder(root: Path) -> Source:
+    """The data set in `root`, in the format that `format` in dataset.toml names or that its files show."""
+    root = Path(root)
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder. Name the folder that contains your data.\n{LAYOUTS}")
+    if said := read_format(root):
+        return _open(said, root)
+    found = _recognise(root)
+    if len(found) > 1:
+        names = " and ".join(f'{what} (format = "{name}")' for name, what in found.items())
+        raise DataError(f"{root}: found both {names}. Choose one in dataset.toml, or move the other away.")
+    return _open(next(iter(found), "masks"), root)
+
+
+def _open(format: str, root: Path) -> Source:
+    return READERS[format](root)  # type: ignore[call-arg]
+
+
+def _recognise(root: Path) -> dict[str, str]:
+    """The formats that were found, each with the name of its files."""
+    found: dict[str, str] = {}
+    if coco := annotation_files(root):
+        found["coco"] = " and ".join(path.relative_to(root).as_posix() for path in coco.values())
+    elif panoptic := panoptic_files(root):  # the COCO download has both; instances are the default
+        found["panoptic"] = " and ".join(path.relative_to(root).as_posix() for path in panoptic.values())
+    if (told := yaml_file(root)) is not None:
+        found["yolo"] = told.name
+    folders = [root, *split_folders(root).values()]
+    masks = [path for folder in folders if (path := named(folder, MASKS, pictures=True)) and path.name != "annotations"]
+    if masks and found:
+        found["masks"] = f"{masks[0].relative_to(root).as_posix()}/"
+    if not found and not masks and is_labelme(root):
+        found["labelme"] = "LabelMe's .json files"
+    return found

@@ -1,0 +1,135 @@
+"""What an extended run kept and lost in its last step, with pictures of the images that got worse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sdrseg.datasets.source import Source
+from sdrseg.errors import SdrsegError
+from sdrseg.extend.review import EXTENSION
+from sdrseg.reporting.collect import RunRecord, finite
+from sdrseg.reporting.pictures import Row, load_images, look, prediction_tile, start_row
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """IoU of a class before and after, in per cent; before is None for a new class."""
+
+    name: str
+    before: float | None
+    after: float | None
+    new: bool
+
+    @property
+    def change(self) -> float | None:
+        return None if self.before is None or self.after is None else self.after - self.before
+
+
+@dataclass(frozen=True)
+class Check:
+    """A threshold, and whether it is met; a value of None could not be measured."""
+
+    words: str
+    value: float | None
+    met: bool
+
+
+@dataclass(frozen=True)
+class Worst:
+    """An image that got worse, and the share of its pixels that did."""
+
+    id: str
+    share: float
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """The contents of extension.json of the last step, and pictures by image."""
+
+    label: str
+    step: int
+    classes: tuple[ClassRow, ...]
+    forgetting: float | None
+    new_iou: float | None
+    kept_elsewhere: float | None
+    old_images: int
+    held_out_images: int
+    checks: tuple[Check, ...]
+    lookalikes: tuple[tuple[str, str, float], ...]  # new class, old class, share of the new class's pixels
+    regressions: tuple[Worst, ...]
+    false_alarms: tuple[Worst, ...]
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool:
+        return all(check.met for check in self.checks)
+
+
+def read_extension(run: RunRecord) -> Extension | None:
+    """The extension of the last finished step, if it was added by `sdrseg extend`."""
+    file = run.folder.step(run.last) / EXTENSION
+    if not file.exists():
+        return None
+    saved = run.folder.read_json(f"steps/{run.last}/{EXTENSION}")
+    try:
+        return _read(run, saved)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SdrsegError(
+            f"{file}: not as `sdrseg extend` writes it ({error}). Remove it and run the same `sdrseg extend` again."
+        ) from error
+
+
+def _read(run: RunRecord, saved: Any) -> Extension:
+    old = [ClassRow(str(c["name"]), _number(c["before"]), _number(c["after"]), False) for c in saved["old"]]
+    new = [ClassRow(str(c["name"]), None, _number(c["iou"]), True) for c in saved["new"]]
+    lost, reached, verdict = _number(saved["forgetting"]), _number(saved["new_iou"]), saved["verdict"]
+    checks = []
+    if (most := _number(verdict["max_forgetting"])) is not None:
+        words = f"old classes lose at most {most:g} {'point' if most == 1 else 'points'} on average"
+        checks.append(Check(words, lost, lost is not None and lost <= most))
+    if (least := _number(verdict["min_new_iou"])) is not None:
+        words = f"new classes reach an IoU of at least {least:g} % on average"
+        checks.append(Check(words, reached, reached is not None and reached >= least))
+    alike = {} if saved["forecast"] is None else saved["forecast"]["lookalikes"]
+    return Extension(
+        label=run.label,
+        step=run.last,
+        classes=(*old, *new),
+        forgetting=lost,
+        new_iou=reached,
+        kept_elsewhere=_number(saved["kept_elsewhere"]),
+        old_images=int(saved["old_images"]),
+        held_out_images=int(saved["held_out_images"]),
+        checks=tuple(checks),
+        lookalikes=tuple((str(n), str(o), float(share)) for n, old in alike.items() for o, share in old.items()),
+        regressions=_worst(run, saved["regressions"]),
+        false_alarms=_worst(run, saved["false_alarms"]),
+    )
+
+
+def _number(value: Any) -> float | None:
+    if value is not None and not finite(value):
+        raise ValueError(f"{value!r} is no number")
+    return None if value is None else float(value)
+
+
+def _worst(run: RunRecord, saved: Any) -> tuple[Worst, ...]:
+    tested = set(run.scenario["steps"][run.last]["test_ids"])
+    return tuple(Worst(str(one["id"]), float(one["share"])) for one in saved if one["id"] in tested)
+
+
+def picture(extension: Extension, run: RunRecord, source: Source) -> None:
+    """Show the worst images to the models before and after."""
+    ids = list(dict.fromkeys(one.id for one in (*extension.regressions, *extension.false_alarms)))
+    images = load_images(run, source, ids)
+    extension.rows.update({image.id: start_row(image, run.all_names, run.colours) for image in images})
+    for seen in look(run, images, (extension.step - 1, extension.step)):
+        tile = prediction_tile(seen, run.label, run.all_names, run.colours)
+        extension.rows[seen.image.id].predictions.append([tile])
+
+
+def photo_rows(rows: Sequence[Row], extensions: Sequence[Extension]) -> dict[str, Row]:
+    """All photographs of the page by id, each once."""
+    return {row.id: row for row in (*rows, *(row for one in extensions for row in one.rows.values()))}

@@ -1,0 +1,128 @@
+"""The summary of a report: scores, the best of each column, and a sentence, all from the summaries of the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sdrseg.reporting.collect import RunRecord
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the summary."""
+
+    key: str
+    name: str
+    meaning: str
+    read: Callable[[dict[str, Any]], float | None]
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A score of a run, as stored in its files."""
+
+    key: str
+    value: float | None
+    best: bool
+
+
+def _miou(group: str) -> Callable[[dict[str, Any]], float | None]:
+    def read(summary: dict[str, Any]) -> float | None:
+        value: float | None = summary["miou"][group]
+        return value
+
+    return read
+
+
+MEASURES = (
+    Measure("old", "old", "mean IoU of the classes of step 0, with background where it is scored", _miou("old")),
+    Measure("new", "new", "mean IoU of the classes of all later steps", _miou("new")),
+    Measure("all", "all", "mean IoU of all classes, with background where it is scored", _miou("all")),
+    Measure("harmonic", "harmonic", "harmonic mean of old and new", _miou("harmonic")),
+    Measure("averaged", "step-averaged", "mean over the steps of all", lambda s: s["step_averaged_miou"]),
+    Measure(
+        "forgetting",
+        "forgetting",
+        "mean over foreground classes of the best IoU after an earlier step minus that at the end, in points",
+        lambda s: s["forgetting"]["final"],
+        False,
+    ),
+    Measure(
+        "intransigence",
+        "intransigence",
+        "mean over foreground classes of the IoU of an offline run minus that when the class was learned, in points",
+        lambda s: s.get("intransigence", {}).get("mean"),
+        False,
+    ),
+)
+
+
+def measures(runs: Sequence[RunRecord]) -> list[Measure]:
+    """The first three columns, and all others that have a value for at least one run."""
+    return [m for n, m in enumerate(MEASURES) if n < 3 or any(m.read(run.summary) is not None for run in runs)]
+
+
+def figures(runs: Sequence[RunRecord]) -> list[list[Figure]]:
+    """The scores of each run. The best is chosen among the runs with the most finished steps, if they differ."""
+    far = max(run.last for run in runs)
+    rows: list[list[Figure]] = [[] for _ in runs]
+    for measure in measures(runs):
+        values = [measure.read(run.summary) for run in runs]
+        compared = [v for v, run in zip(values, runs, strict=True) if v is not None and run.last == far]
+        top = (max if measure.higher_is_better else min)(compared) if len(set(compared)) > 1 else None
+        for row, value, run in zip(rows, values, runs, strict=True):
+            best = top is not None and value == top and run.last == far
+            row.append(Figure(measure.key, value, best))
+    return rows
+
+
+def sentence(runs: Sequence[RunRecord]) -> str:
+    """The scores in words."""
+    far = max(run.last for run in runs)
+    there = [run for run in runs if run.last == far and run.summary["miou"]["all"] is not None]
+    if not there:
+        return "No class of the test images was scored."
+    ranked = sorted(there, key=lambda run: -run.summary["miou"]["all"])
+    best = ranked[0]
+    means = best.summary["miou"]
+    when = f"after step {far}" + ("" if best.finished else f" of {best.steps - 1}")
+    text = f"{best.label} has {_percent(means['all'])} mIoU over all classes {when}"
+    if means["new"] is not None and means["old"] is not None:
+        text += f" ({_percent(means['old'])} over the old ones, {_percent(means['new'])} over the new ones)"
+    if len(ranked) > 1:
+        second = ranked[1]
+        ahead = 100 * (means["all"] - second.summary["miou"]["all"])
+        gap = f"{ahead:.1f} points more than {second.label}" if ahead > 0 else f"the same as {second.label}"
+        text += f", {gap}" + (f", the best of {len(ranked)} runs" if ahead > 0 and len(ranked) > 2 else "")
+    text += "."
+    lost = [(run, run.summary["forgetting"]["final"]) for run in there]
+    known = [(run, value) for run, value in lost if value is not None]
+    if not known:
+        return text
+    run, value = min(known, key=lambda pair: pair[1])
+    worst, most = max(known, key=lambda pair: pair[1])
+    if most > value:
+        text += (
+            f" {run.label} forgets least: an old class loses {_points(value)} of its best IoU on average, "
+            f"against {_points(most)} with {worst.label}."
+        )
+    else:
+        text += f" An old class loses {_points(value)} of its best IoU on average."
+    now = [row[-1] for row in best.summary["forgetting"]["by_class"]]
+    by_class = list(zip(now, best.summary["classes"], strict=True))[1:]  # without background, like the mean
+    losses = [(v, name) for v, name in by_class if v is not None and v > 0]
+    if losses:
+        most_lost = max(losses)
+        text += f" With {best.label}, {most_lost[1]} loses the most ({_points(most_lost[0])})."
+    return text
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:z.1f}\u00a0%"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:z.1f}\u00a0points"

@@ -1,0 +1,241 @@
+"""Test images with ground truth and predictions: which are shown, and how they are embedded in the page.
+
+Images are chosen by their labels only, before any prediction, so the choice favours no method.
+"""
+
+from __future__ import annotations
+
+import io
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from sdrseg.colours import NOT_SCORED, Colour
+from sdrseg.datasets import open_source
+from sdrseg.datasets.augment import EVALUATIONS, normalise, padding, show
+from sdrseg.datasets.extended import Extended
+from sdrseg.datasets.index import ClassIndex, class_index
+from sdrseg.datasets.source import Source
+from sdrseg.decision import decide
+from sdrseg.engine.saved import open_step
+from sdrseg.errors import DataError
+from sdrseg.labels import VOID
+from sdrseg.losses.pixels import to_grid
+from sdrseg.reporting.collect import RunRecord
+from sdrseg.scenario import SOURCES, parse_spec
+from sdrseg.terminal import progress
+
+VISIBLE = 0.01  # share of an image's pixels: a smaller class is hardly visible
+RARER = 0.01  # weight factor of a class each time it is shown, so that new ones come first
+LARGEST = 512  # pixels of the longer side in the page
+SMALL = 160  # pictures up to this size are compressed without loss
+
+
+@dataclass(frozen=True, eq=False)
+class TestImage:
+    """An image as it is scored: pixels (3, H, W), channels by the last step's table (H, W), and what is padding."""
+
+    id: str
+    pixels: Tensor
+    labels: Tensor
+    padding: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The output of a model for one image: predicted channels (H, W), and features with their labels on the grid."""
+
+    step: int
+    image: TestImage
+    predicted: NDArray[np.uint8]
+    features: Tensor  # (1, C, h, w)
+    labels: Tensor  # (1, h, w)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A picture in the page: a data URI and a text alternative."""
+
+    uri: str
+    alt: str
+
+
+@dataclass
+class Row:
+    """One test image: the photo, its ground truth, and the predictions of each run by step."""
+
+    id: str
+    photo: Tile
+    truth: Tile
+    width: int
+    height: int
+    predictions: list[list[Tile]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The ids that are shown, and the classes (channels) that none of them shows."""
+
+    ids: tuple[str, ...]
+    missing: tuple[int, ...]
+
+
+def takes_folder(run: RunRecord) -> bool:
+    """Whether --data names the data of a run: they are not generated, and its folder does not list them."""
+    name = parse_spec(run.identity["spec"]).source
+    return name != Extended.name and name in SOURCES and SOURCES[name].needs_folder
+
+
+def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, ClassIndex]:
+    """The data set of the runs and the class index of its test masks; it must be the one that was scored."""
+    spec = parse_spec(runs[0].identity["spec"])
+    own = spec.source == Extended.name  # its folder lists its data sets
+    source = open_source(spec.source, runs[0].path if own else data, runs[0].config)
+    with progress(f"reading {spec.source}") as report:
+        index = class_index(source, runs[0].scenario["steps"][-1].get("test_split", "val"), report)
+    digests = runs[0].scenario["mask_digests"]
+    found = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
+    for id in runs[0].scenario["steps"][-1]["test_ids"]:
+        if found.get(id) != digests[id]:
+            what = "is missing" if id not in found else "has another content than when the runs were scored"
+            where = data if data is not None else spec.source
+            hint = " Name the data set of these runs with --data." if takes_folder(runs[0]) else ""
+            raise DataError(f"{where}: the mask of {id} {what}.{hint}")
+    return source, index
+
+
+def choose(run: RunRecord, source: Source, index: ClassIndex, count: int) -> Choice:
+    """Choose images greedily so that every class is shown once, then every class again, and so on; ties: first id.
+
+    An image shows a class that covers at least 1 % of its scored pixels (less for a class that is always smaller). The
+    counts of the whole mask are an upper bound of those in its view, so only promising masks are opened.
+    """
+    step = run.scenario["steps"][-1]
+    ids, channels = step["test_ids"], np.array(step["channels"])[1:]
+    row = {id: number for number, id in enumerate(index.ids)}
+    pixels = index.pixels[[row[id] for id in ids]]
+    share = pixels[:, channels] / np.maximum(pixels.sum(1, keepdims=True), 1)
+    enough = np.minimum(VISIBLE, share.max(axis=0) / 2)
+    shows, exact = share > 0, np.zeros(len(ids), dtype=bool)
+    times, chosen = np.zeros(len(channels)), dict[str, None]()
+    while len(chosen) < min(count, len(ids)):
+        worth = np.array([-1 if id in chosen else shown @ RARER**times for id, shown in zip(ids, shows, strict=True)])
+        best = int(np.argmax(worth))
+        if exact[best]:
+            chosen[ids[best]] = None
+            times += shows[best]
+            continue
+        seen = _view(run, source.mask(ids[best]))
+        counts = np.bincount(seen.ravel(), minlength=256)[channels]
+        shows[best] &= counts >= np.maximum(enough * seen.size, 1)
+        exact[best] = True
+    missing = tuple(int(c) + 1 for c in np.flatnonzero(times == 0))
+    return Choice(tuple(chosen), missing)
+
+
+def _view(run: RunRecord, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The part of a mask that is scored."""
+    view = EVALUATIONS[run.config.eval.transform]((mask.shape[0], mask.shape[1]))
+    nothing = torch.zeros(3, *mask.shape, dtype=torch.uint8)
+    shown: NDArray[np.uint8] = show(view, nothing, torch.from_numpy(np.array(mask)))[1].numpy()
+    return shown
+
+
+def load_images(run: RunRecord, source: Source, ids: Sequence[str]) -> list[TestImage]:
+    """The images as in the evaluation of the run."""
+    table = torch.tensor(run.scenario["steps"][-1]["test_table"], dtype=torch.uint8)
+    images = []
+    for id in ids:
+        image, mask = (torch.from_numpy(np.array(array)) for array in source.pair(id))
+        view = EVALUATIONS[run.config.eval.transform]((mask.shape[0], mask.shape[1]))
+        pixels, labels = show(view, image.permute(2, 0, 1), mask)
+        outside = padding(view)
+        labels = torch.where(outside, VOID, table[labels.long()])
+        images.append(TestImage(id, pixels, labels, outside))
+    return images
+
+
+@torch.inference_mode()
+def look(run: RunRecord, images: Sequence[TestImage], steps: Sequence[int] | None = None) -> Iterator[Seen]:
+    """Apply the saved models of these steps, or of every finished one, to the images."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for number in range(len(run.scores)) if steps is None else steps:
+        network, decision = open_step(run.folder.step(number), run.config.net)
+        network.place_on(device).eval()
+        for image in images:
+            out = network(normalise(image.pixels[None].to(device)))
+            grid = (out.features.shape[-2], out.features.shape[-1])
+            labels = to_grid(image.labels[None], grid, network.stride, VOID)
+            predicted = decide(out.logits, decision)[0].to(torch.uint8).cpu().numpy()
+            yield Seen(number, image, predicted, out.features.float().cpu(), labels)
+
+
+def start_row(image: TestImage, names: Sequence[str], colours: Sequence[Colour]) -> Row:
+    """The photo and the ground truth of an image, without padding."""
+    shown = inside(image)
+    pixels = np.ascontiguousarray(image.pixels.permute(1, 2, 0).numpy()[shown])
+    photo = Image.fromarray(pixels)
+    photo.thumbnail((LARGEST, LARGEST))
+    truth = image.labels.numpy()[shown]
+    said = f"Truth for {image.id}: {_shares(truth, names)}"
+    return Row(
+        image.id,
+        Tile(_photo_uri(photo), f"Test image {image.id}"),
+        Tile(mask_uri(truth, colours), said),
+        photo.width,
+        photo.height,
+    )
+
+
+def prediction_tile(seen: Seen, label: str, names: Sequence[str], colours: Sequence[Colour]) -> Tile:
+    predicted = seen.predicted[inside(seen.image)]
+    said = f"Prediction of {label} after step {seen.step} for {seen.image.id}: {_shares(predicted, names)}"
+    return Tile(mask_uri(predicted, colours), said)
+
+
+def mask_uri(channels: NDArray[np.uint8], colours: Sequence[Colour]) -> str:
+    """A palette PNG: value = channel, and one more for unscored pixels. The page rewrites the palette."""
+    classes = len(colours)
+    values = np.where(channels == VOID, classes, channels).astype(np.uint8)
+    picture = Image.fromarray(values)
+    if max(picture.size) > LARGEST:
+        ratio = LARGEST / max(picture.size)
+        size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+        picture = picture.resize(size, Image.Resampling.NEAREST)
+    picture.putpalette([part for colour in (*colours, NOT_SCORED) for part in colour])
+    return _uri(picture, "png", optimize=True, transparency=bytes([255] * (classes + 1)))
+
+
+def _photo_uri(photo: Image.Image) -> str:
+    if max(photo.size) <= SMALL:
+        return _uri(photo, "png", optimize=True)
+    return _uri(photo, "jpeg", quality=82, optimize=True)
+
+
+def _uri(picture: Image.Image, kind: str, **options: Any) -> str:
+    out = io.BytesIO()
+    picture.save(out, kind, **options)
+    return f"data:image/{kind};base64,{b64encode(out.getvalue()).decode()}"
+
+
+def inside(image: TestImage) -> tuple[slice, slice]:
+    """Rows and columns of the image inside the padding."""
+    shown = ~image.padding.numpy()
+    rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))
+    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
+
+
+def _shares(channels: NDArray[np.uint8], names: Sequence[str]) -> str:
+    """The classes of a label map in words, largest first."""
+    counts = np.bincount(channels.ravel(), minlength=256)[: len(names)]
+    order = [int(c) for c in np.argsort(-counts, kind="stable") if counts[c] > 0]
+    scored = max(1, int(counts.sum()))
+    return ", ".join(f"{names[c]} {100 * counts[c] / scored:.0f} %" for c in order) or "no scored pixels"
