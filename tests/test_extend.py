@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,7 @@ from sdrseg.extend.plan import DEFAULTS
 from sdrseg.extend.run import extend
 from sdrseg.methods import METHODS
 from sdrseg.reporting import write_report
+from sdrseg.reporting.collect import collect, command_line
 
 SMALL = {
     "net.encoder": "toy16",
@@ -158,6 +161,12 @@ def test_classes_are_renamed_and_removed(place, tmp_path):
     assert "red renamed to crimson" in history(tmp_path / "new")["changes"][0]["what"]
     assert [r["same"] for r in score_again(tmp_path / "new")] == [True]
     extend(tmp_path / "new", place / "white", tmp_path / "more", settings=QUICK, method="ft", display=Quiet())
+    change_classes(tmp_path / "more", tmp_path / "named", {"white": "snow"}, [])
+    kept = [json.loads((tmp_path / name / "steps/1/extension.json").read_text()) for name in ("more", "named")]
+    assert kept[1]["new"] == [{**kept[0]["new"][0], "name": "snow"}] and kept[1]["old"] == kept[0]["old"]
+    assert kept[1]["forecast"]["images"] == {"snow": kept[0]["forecast"]["images"]["white"]}
+    assert command_line(collect([tmp_path / "named"])[0]) == f"sdrseg history {tmp_path / 'named'}"
+    assert command_line(collect([tmp_path / "more"])[0]).startswith(f"sdrseg extend {tmp_path / 'new'} --data ")
     grown = sdrseg.load(tmp_path / "more")
     assert [c.id for c in grown.classes] == [0, 1, 0, 3, 4, 5, 6, 7]
     for rename, remove, match in (
@@ -190,6 +199,10 @@ def test_what_cannot_be_is_said_before_anything_is_made(place, tmp_path):
         (run, white, {"replay": white}, "--replay .*: none of its classes"),
         (run, white, {"unlabelled": "nothing"}, "background or ignore"),
         (run, white, {"unlabelled": "ignore", "negatives": True}, "no labelled pixel to learn from"),
+        (run, white, {"max_forgetting": float("nan")}, "--max-forgetting nan: points of IoU"),
+        (run, white, {"min_new_iou": 400}, "--min-new-iou 400: points of IoU, from 0 to 100"),
+        (run, white, {"settings": {"ce.class_weights": "gold=2"}}, "gold"),
+        (run, white, {"settings": {"step.2.train.epochs": 3}}, "step.2.train.epochs"),
         (run, white, {"step": 3}, "step 3 is not finished"),
         (run, tmp_path / "nowhere", {}, "no such folder"),
         (run, white, {"images": tmp_path / "nowhere"}, "no such folder"),
@@ -221,6 +234,10 @@ def test_one_image_is_enough_and_what_it_means_is_said(place, tmp_path):
     masks_folder(tmp_path / "one", 7, 1)
     said = Quiet()
     done = extend(place / "run", tmp_path / "one", tmp_path / "out", settings={"train.epochs": 2}, display=said)
+    texts = [str(text) for text in said.said]
+    assert "preset default, learning rate 0.0005, encoder frozen" in texts
+    first, *_, last = (n for n, text in enumerate(texts) if "training image (" in text or "remembering" in text)
+    assert "training image (" in texts[first] and "remembering" in texts[last]  # what to expect before any work
     assert any("scored on the training images" in note for note in done.notes)
     assert any("white is in 1 training image;" in note for note in done.notes)
     assert done.forecast["trained"] == 1 and done.forecast["held_out"] == 0 and done.result["new_iou"] is not None
@@ -235,10 +252,10 @@ def test_without_the_old_data_it_goes_on_and_says_so(place, tmp_path):
     assert done.method == "sdr" and done.result["forgetting"] is None and done.result["kept_elsewhere"] is not None
     assert any("forgetting cannot be measured" in note for note in done.notes)
     assert done.summary["miou"]["old"] is None and done.summary["miou"]["new"] is not None
-    there = {"old_data": tmp_path / "moved", "settings": QUICK, "max_forgetting": -200.0}
+    there = {"old_data": tmp_path / "moved", "settings": QUICK, "max_forgetting": -100.0}
     done = extend(tmp_path / "run", place / "white", tmp_path / "there", **there, display=Quiet())
     assert done.method == "laps-softmax" and done.result["old_images"] > 0
-    assert not done.met and "the limit is -200" in done.result["verdict"]["missed"][0]
+    assert not done.met and "the limit is -100" in done.result["verdict"]["missed"][0]
     images = {"images": tmp_path / "moved/images", "settings": QUICK}
     done = extend(tmp_path / "run", place / "white", tmp_path / "pseudo", **images, display=Quiet())
     assert done.method == "laps-softmax"
@@ -248,7 +265,7 @@ def test_without_the_old_data_it_goes_on_and_says_so(place, tmp_path):
 
 def test_replay_the_exit_code_and_the_report(place, tmp_path):
     words = ["extend", str(place / "run"), "--data", str(place / "white"), "--replay", str(place / "base")]
-    words += ["--method", "mib", "--out", str(tmp_path / "two"), "--max-forgetting", "-200"]
+    words += ["--method", "mib", "--out", str(tmp_path / "two"), "--max-forgetting", "-100"]
     words += [word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 3 and "verdict: MISSED: forgetting is" in done.output, done.output
@@ -260,15 +277,26 @@ def test_replay_the_exit_code_and_the_report(place, tmp_path):
         int(v) for id in replayed for v in np.unique(np.array(scenario["steps"][1]["train_table"])[source.mask(id)])
     }
     assert seen == set(range(7))
-    _check_page(tmp_path / "two", tmp_path / "report.html")
+    _check_page(tmp_path / "two", tmp_path / "report.html", words)
 
 
-def _check_page(run: Path, out: Path) -> None:
+def options(words: list[str]) -> set[tuple[str, str]]:
+    return set(zip(words[2::2], words[3::2], strict=True))
+
+
+def _check_page(run: Path, out: Path, given: list[str]) -> None:
     """The page about what was kept and lost says what extension.json says, with pictures of the worst images."""
     saved = json.loads((run / "steps/1/extension.json").read_text())
     file, notes = write_report([run], out, images=2)
     page = file.read_text()
-    assert notes == [] and "A threshold is missed." in page and "missed: old classes lose at most -200 points" in page
+    assert notes == [] and "A threshold is missed." in page and "missed: old classes lose at most -100 points" in page
+    (command,) = re.findall(r"<code>(sdrseg extend .*?)</code>", page)
+    words = shlex.split(html.unescape(command))
+    assert words[:3] == ["sdrseg", *given[:2]] and options(words[1:]) == {
+        *options(given) - {("--out", str(run))},
+        ("--classes", "white"),
+        ("--out", "RUN"),
+    }
     part = page[page.index('<section id="extension"') : page.index('<section id="steps"')]
     for c in saved["old"]:
         shown = f'<tr data-class="{c["name"]}">.*?"{c["before"]}".*?"{c["after"]}".*?"{c["after"] - c["before"]}"'

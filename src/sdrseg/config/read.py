@@ -3,6 +3,7 @@ the TOML file, then the command line."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -187,6 +188,19 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
             parsed = {}
         values[key.strip()] = parsed["value"] if list(parsed) == ["value"] else raw.strip()  # one value, not more lines
     return values
+
+
+def write_setting(key: str, value: Any) -> str:
+    """The inverse of `parse_settings`: section.key=value."""
+    return f"{key}={_toml(value)}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def read_settings(file: Path | None, texts: Iterable[str]) -> dict[str, Any]:

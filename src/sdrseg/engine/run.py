@@ -97,6 +97,13 @@ def train(
     return carry_out(job, identity, ready, bound, notes=notes, prepare=begin, after_step=after_step)
 
 
+def _rates(encoder: float, decoder: float) -> str:
+    """The learning rates of a step in words."""
+    if encoder == 0 < decoder:
+        return f"{decoder:g}, encoder frozen"
+    return f"{encoder:g}" + (f" (decoder {decoder:g})" if decoder != encoder else "")
+
+
 def carry_out(
     job: Job,
     identity: dict[str, Any],
@@ -117,12 +124,13 @@ def carry_out(
         if job.processes.rank == 0:
             open_run_folder(job, identity)
             keep_source(job.method, job.folder.path)
-        prepare()
-        rates = [learning_rates(config.of_step(number)) for number in range(min(2, len(job.scenario)))]
-        shown = ", then ".join(f"{low:g}" + (f" (decoder {high:g})" if high != low else "") for low, high in rates)
+        last = len(job.scenario) - 1
+        numbers = [last] if "extends" in identity else range(min(1, last) + 1)
+        shown = ", then ".join(_rates(*learning_rates(config.of_step(number))) for number in numbers)
         job.display.say(f"preset {identity['preset']}, learning rate {shown}")
         for note in notes:
             job.display.say(note)
+        prepare()
         job.fabric.barrier()
         with job.interruption:
             for step in job.scenario:

@@ -16,6 +16,7 @@ from sdrseg.engine.saved import find_step
 from sdrseg.errors import SdrsegError, UsageError, nearest
 from sdrseg.extend.parent import STEP_FILES, Parent, read_parent, same_file
 from sdrseg.extend.plan import chain_spec, unchanged
+from sdrseg.extend.review import EXTENSION
 from sdrseg.files import write_json
 from sdrseg.metrics import StepScore, summary
 
@@ -95,6 +96,8 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
             scored["left_out"] = [named.get(name, name) for name in scored["left_out"]]
             scores.append((StepScore.from_dict(scored), scored.get("scored_on", TEST_IMAGES)))
             write_json(here / "metrics.json", scored)
+        if (there / EXTENSION).exists():
+            write_json(here / EXTENSION, _renamed(folder.read_json(f"steps/{number}/{EXTENSION}"), named))
         meta = folder.read_json(f"steps/{number}/meta.json")
         for one in meta["classes"]:
             one |= {"id": 0, "removed": True} if one["name"] in remove else {}  # predictions contain ids, not channels
@@ -112,3 +115,20 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     change = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "what": said}
     write_chain(out, classes, parent.score_background, parts, [*parent.changes, change])
     write_json(out / "config.json", {**saved, "spec": str(spec), "format": FORMAT})
+
+
+def _renamed(extension: dict[str, Any], named: Mapping[str, str]) -> dict[str, Any]:
+    """extension.json with the new names. Its command gives the old ones, so it is left out."""
+    if not named:
+        return extension
+
+    def call(name: str) -> str:
+        return named.get(name, name)
+
+    forecast = extension["forecast"]
+    if forecast is not None:
+        alike = {call(n): {call(o): share for o, share in old.items()} for n, old in forecast["lookalikes"].items()}
+        images = {call(n): count for n, count in forecast["images"].items()}
+        forecast = {**forecast, "images": images, "lookalikes": alike}
+    rows = {key: [{**one, "name": call(one["name"])} for one in extension[key]] for key in ("old", "new")}
+    return {**extension, **rows, "forecast": forecast, "command": []}

@@ -15,6 +15,7 @@ from sdrseg.decision import decide
 from sdrseg.engine.evaluate import answers
 from sdrseg.engine.job import Job
 from sdrseg.engine.saved import open_step
+from sdrseg.errors import UsageError
 from sdrseg.extend.forecast import Forecast
 from sdrseg.extend.plan import Plan
 from sdrseg.files import write_json
@@ -33,8 +34,15 @@ class Limits:
     max_forgetting: float | None = None
     min_new_iou: float | None = None
 
+    def __post_init__(self) -> None:
+        for name, value, least in (("max-forgetting", self.max_forgetting, -100), ("min-new-iou", self.min_new_iou, 0)):
+            if value is not None and not least <= value <= 100:
+                raise UsageError(f"--{name} {value:g}: points of IoU, from {least} to 100.")
 
-def review(job: Job, plan: Plan, score: StepScore, before: Forecast | None, limits: Limits) -> dict[str, Any]:
+
+def review(
+    job: Job, plan: Plan, score: StepScore, before: Forecast | None, limits: Limits, command: Sequence[str]
+) -> dict[str, Any]:
     """Compare the model with its parent on all test images, and write extension.json."""
     seen = _look(job, plan)
     n_old, old_ids = len(plan.step.old), set(plan.old_test_ids)
@@ -64,6 +72,7 @@ def review(job: Job, plan: Plan, score: StepScore, before: Forecast | None, limi
         "regressions": _worst(seen, "regression"),
         "false_alarms": _worst(seen, "false_alarm"),
         "forecast": None if before is None else before.to_dict(),
+        "command": list(command),
     }
     result["verdict"] = verdict(result, limits)
     write_json(job.folder.step(plan.step.number) / EXTENSION, result)

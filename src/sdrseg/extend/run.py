@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sdrseg.config import Config, write_setting
 from sdrseg.datasets.extended import write_chain
 from sdrseg.engine.bases import RECIPE
+from sdrseg.engine.class_weights import require_class_weights
 from sdrseg.engine.job import Job, make_job
 from sdrseg.engine.run import carry_out
+from sdrseg.engine.trackers import require_trackers
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend.forecast import Forecast, forecast
 from sdrseg.extend.newdata import Protocol, Unlabelled, read_new_data, read_replay
@@ -69,7 +72,7 @@ def extend(
     images to train on. `images`: a folder of images of the old classes, for the memory of methods that need one.
     `old_data`: the folder of the data of the run, if it has moved. The run that is extended is only read.
     """
-    folder, out = Path(data), Path(out)
+    folder, out, limits = Path(data), Path(out), Limits(max_forgetting, min_new_iou)
     parent = read_parent(Path(model), step, None if old_data is None else Path(old_data))
     if out.resolve() == parent.folder.path.resolve() or parent.folder.path.resolve() in out.resolve().parents:
         raise UsageError(f"--out {out}: the extended run must not be changed. Choose another folder.")
@@ -91,6 +94,9 @@ def extend(
     held_out = bool(new.parts[0].val)
     file = None if config_file is None else Path(config_file)
     config = make_config(parent, name, len(plan.step.train_ids), held_out, file, settings)
+    require_trackers(config.run.loggers)
+    require_class_weights(config, plan.scenario.classes)
+    config.require_steps(len(plan.scenario))
     only = replace(plan.scenario, steps=(plan.step,))
     only.require_images([config.of_step(plan.step.number).train.batch_size])
     job = make_job(find_method(name), config, plan.source, plan.indexes, plan.scenario, out, None, display)
@@ -107,8 +113,20 @@ def extend(
         )
     done = job.folder.has_model(plan.step.number)
     before = None if done else forecast(job, plan)
-    limits = Limits(max_forgetting, min_new_iou)
     found: dict[str, Any] = {}
+    usual = make_config(parent, name, len(plan.step.train_ids), held_out, None, None)
+    options = {
+        "data": data,
+        "classes": ",".join(plan.scenario.classes[c] for c in plan.step.new),
+        "method": method or name,
+        "step": step,
+        "unlabelled": None if unlabelled == "background" else unlabelled,
+        "replay": replay,
+        "protocol": protocol,
+        "images": images,
+        "old-data": old_data,
+    }
+    command = ["sdrseg", "extend", str(model), *_words(options, config, usual), *["--negatives"] * negatives]
 
     def begin() -> None:
         _begin(job, plan, views if needs else None)
@@ -116,7 +134,7 @@ def extend(
     def after_step(score: StepScore) -> None:
         if score.step == plan.step.number:
             if job.processes.rank == 0:
-                found.update(_reviewed(job, plan, score, before, limits))
+                found.update(_reviewed(job, plan, score, before, limits, command))
             job.fabric.barrier()
 
     printed = [*notes, *(before.sentences() if before is not None else [])]
@@ -127,6 +145,14 @@ def extend(
     summary = carry_out(job, identity, notes=printed, prepare=begin, after_step=after_step)
     facts = None if before is None else before.to_dict()
     return Extension(out, plan.step.number, name, tuple(notes), facts, found, summary)
+
+
+def _words(options: Mapping[str, Any], config: Config, usual: Config) -> list[str]:
+    """Options of the command line: those that were given, and settings that differ from the usual ones."""
+    known = {s.key: s.value for s in usual.settings()}
+    words = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
+    words += [("--set", write_setting(s.key, s.value)) for s in config.settings() if known.get(s.key, usual) != s.value]
+    return [word for pair in words for word in pair]
 
 
 def _old_data_notes(parent: Parent, plan: Plan) -> list[str]:
@@ -154,11 +180,13 @@ def _begin(job: Job, plan: Plan, views: Views | None) -> None:
     job.fabric.barrier()
 
 
-def _reviewed(job: Job, plan: Plan, score: StepScore, before: Forecast | None, limits: Limits) -> dict[str, Any]:
+def _reviewed(
+    job: Job, plan: Plan, score: StepScore, before: Forecast | None, limits: Limits, command: Sequence[str]
+) -> dict[str, Any]:
     """The comparison with the parent, computed now, or read from the file with a new verdict."""
     file = job.folder.step(plan.step.number) / EXTENSION
     if not file.exists():
-        return review(job, plan, score, before, limits)
+        return review(job, plan, score, before, limits, command)
     saved = job.folder.read_json(str(file.relative_to(job.folder.path)))
     if not isinstance(saved, dict) or not {"forgetting", "new_iou"} <= saved.keys():
         raise SdrsegError(f"{file}: not written by sdrseg. Remove it, and it will be written again.")

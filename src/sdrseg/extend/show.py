@@ -20,7 +20,7 @@ def show_extension(done: Extension, json: bool) -> None:
         return
     result, out = done.result, console()
     rows = [[c["name"], *(_number(c[key]) for key in ("before", "after", "lost"))] for c in result["old"]]
-    rows += [[c["name"], "new", _number(c["iou"]), "–"] for c in result["new"]]
+    rows += [[f"{c['name']} (new)", "–", _number(c["iou"]), "–"] for c in result["new"]]
     print_table(f"IoU in % before and after step {done.step}", ["class", "before", "after", "lost"], rows)
     if (lost := result["forgetting"]) is not None:
         did = "lost" if lost >= 0 else "gained"

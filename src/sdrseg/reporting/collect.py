@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.colours import Colour, class_colours
-from sdrseg.config import Config, load_config, saved_config
+from sdrseg.config import Config, load_config, saved_config, write_setting
+from sdrseg.datasets.extended import Extended
 from sdrseg.engine.folder import RunFolder
 from sdrseg.errors import SdrsegError
+from sdrseg.extend.review import EXTENSION
 from sdrseg.methods import METHODS, method_layers, own_sections
 from sdrseg.metrics import StepScore, summary
 from sdrseg.scenario import SOURCES, find_source, parse_spec
@@ -180,6 +182,8 @@ def scored_differently(runs: Sequence[RunRecord]) -> list[str]:
 def command_line(run: RunRecord) -> str:
     """A command that reproduces the run, with every setting that differs from its preset and method."""
     spec = parse_spec(run.identity["spec"])
+    if spec.source == Extended.name:
+        return _extend_command(run)
     method, preset = run.identity["method"], run.identity["preset"]
     words = ["sdrseg", "train", str(spec), "--method", method]
     words += ["--preset", preset] if preset != "default" else []
@@ -195,16 +199,31 @@ def command_line(run: RunRecord) -> str:
             words[2] = f"FILE.py{str(spec).removeprefix(spec.source)}"
     for key, _, value in run.config.settings():
         if key not in usual or usual[key] != value:
-            words += ["--set", f"{key}={_toml(value)}"]
+            words += ["--set", write_setting(key, value)]
     return shlex.join([*words, "--out", "RUN"])
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+def _extend_command(run: RunRecord) -> str:
+    """The command of the last extension. Other commands copy runs: then the history is all there is."""
+    file = run.folder.step(run.last) / EXTENSION
+    saved = run.folder.read_json(f"steps/{run.last}/{EXTENSION}") if file.exists() else {"command": []}
+    try:
+        words = list(map(str, saved["command"]))
+        if not words:
+            return shlex.join(["sdrseg", "history", str(run.path)])
+        verdict = saved["verdict"]
+        for option in ("max_forgetting", "min_new_iou"):
+            if verdict[option] is not None:
+                words += [f"--{option.replace('_', '-')}", f"{verdict[option]:g}"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(file, error) from error
+    return shlex.join([*words, "--out", "RUN"])
+
+
+def damaged(file: Path, error: Exception) -> SdrsegError:
+    return SdrsegError(
+        f"{file}: not as `sdrseg extend` writes it ({error}). Remove it and run the same `sdrseg extend` again."
+    )
 
 
 def finite(value: Any) -> bool:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sdrseg.datasets.source import Source
-from sdrseg.errors import SdrsegError
 from sdrseg.extend.review import EXTENSION
-from sdrseg.reporting.collect import RunRecord, finite
+from sdrseg.reporting.collect import RunRecord, damaged, finite
 from sdrseg.reporting.pictures import Row, load_images, look, prediction_tile, start_row
 
 
@@ -76,9 +75,7 @@ def read_extension(run: RunRecord) -> Extension | None:
     try:
         return _read(run, saved)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SdrsegError(
-            f"{file}: not as `sdrseg extend` writes it ({error}). Remove it and run the same `sdrseg extend` again."
-        ) from error
+        raise damaged(file, error) from error
 
 
 def _read(run: RunRecord, saved: Any) -> Extension:
