@@ -15,7 +15,7 @@ from sdrseg.errors import UsageError
 from sdrseg.reporting.latent import BINS
 from sdrseg.study.activations import share_uncertain
 from sdrseg.study.cell import cell_of
-from sdrseg.study.figures import FORMATS, draw_classes, draw_steps, look_of
+from sdrseg.study.figures import COLUMN, FORMATS, PAGE, draw_classes, draw_steps, figure, legend_below, look_of
 from test_tables import cell
 
 
@@ -27,7 +27,7 @@ def test_a_figure_comes_in_three_formats_and_replaces_nothing(kind, trained, tmp
     files = [tmp_path / f"figure.{format}" for format in FORMATS]
     assert out.split() == [str(file) for file in files]
     width = float(ET.parse(files[0]).getroot().attrib["width"].removesuffix("pt"))
-    assert width == pytest.approx(72 * (6.9 if kind in ("steps", "qualitative", "latent") else 3.35), abs=0.1)
+    assert width == pytest.approx(72 * (6.875 if kind in ("steps", "qualitative", "latent") else 3.25), abs=0.1)
     assert files[1].read_bytes().startswith(b"%PDF")
     with Image.open(files[2]) as picture:
         assert len(np.unique(np.asarray(picture.convert("L")))) > 10  # something is on it
@@ -62,7 +62,7 @@ def test_every_step_of_several_runs_on_named_images(trained, tmp_path, sdrseg):
     pictures = [e for e in ET.parse(tmp_path / "figure.svg").iter() if e.tag.endswith("}image")]
     assert len(pictures) == 2 * (2 + 2 * 3)  # image and truth, two runs with three steps
     with Image.open(tmp_path / "figure.png") as picture:
-        assert picture.width == 690
+        assert picture.width == 687
     code, _, err = sdrseg("figures", "qualitative", trained, "--id", "nothing", "--out", tmp_path / "none")
     assert code == 2 and "--id nothing" in err
 
@@ -93,6 +93,22 @@ def test_seeds_become_one_line_with_a_band(trained, tmp_path):
     )
     assert any("all labels (oracle)" in "".join(text.itertext()) for text in _texts(tuned[0]))
     assert draw_classes([one, other], tmp_path / "classes")[0].exists()
+
+
+@pytest.mark.parametrize("width", [COLUMN, PAGE])
+@pytest.mark.parametrize("label", ["ft", "mib train.epochs=60 optim.lr=0.02", 3 * "long-name " + 30 * "W"])
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_legend_is_inside_the_figure_and_below_the_axes(width, label, count):
+    with figure(width, 2.0) as made:
+        axis = made.subplots()
+        lines = [axis.plot([0, 1], **look_of(number))[0] for number in range(count)]
+        legend_below(made, lines, [f"{label} {number}" for number in range(count)])
+        made.canvas.draw()
+        (legend,) = made.legends
+        box = legend.get_window_extent()
+        assert 0 <= box.x0 and box.x1 <= made.bbox.x1 and 0 <= box.y0
+        assert box.y1 <= axis.get_tightbbox().y0
+        assert axis.get_window_extent().height > 100  # the lines of the legend do not take the room of the plot
 
 
 def test_lines_differ_in_more_than_colour():

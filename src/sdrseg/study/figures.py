@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.textpath import TextPath
 
 from sdrseg.colours import LINES
 from sdrseg.engine.job import TEST_IMAGES
@@ -20,7 +24,8 @@ from sdrseg.study.cell import Cell
 from sdrseg.study.compare import Group, grouped, spec_of
 from sdrseg.study.statistics import spread
 
-COLUMN, PAGE = 3.35, 6.9  # inches: one column, two
+COLUMN, PAGE = 3.25, 6.875  # inches: one column and two of a CVPR paper
+LEGEND_LINE = 0.17  # inches
 DPI = 300  # pixels per inch in the PNG
 FORMATS = ("svg", "pdf", "png")
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)))
@@ -66,6 +71,38 @@ def save(made: Figure, stem: Path, dpi: int = DPI) -> list[Path]:
     return files
 
 
+def legend_below(made: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """A legend below the axes in as many columns as fit; the figure becomes higher by its lines."""
+    if not labels:
+        return
+    beside, between = 0.4, 0.25  # inches: a handle with its gaps; between columns
+    width, height = made.get_size_inches()
+    broken = [broken_text(label, width - beside - 0.1) for label in labels]
+    widest = max(text_width(line) for label in broken for line in label.split("\n"))
+    columns = max(1, int((width + between - 0.1) / (beside + between + widest)))
+    lines = math.ceil(len(broken) / columns) * max(label.count("\n") + 1 for label in broken)
+    made.set_size_inches(width, height + LEGEND_LINE * lines)
+    made.legend(handles, broken, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def broken_text(text: str, width: float) -> str:
+    """The text in lines of at most this width (inches)."""
+    lines = []
+    for line in text.split("\n"):
+        parts, letters = [line], len(line)
+        while letters > 1 and (widest := max(map(text_width, parts))) > width:
+            letters = max(1, min(letters - 1, int(letters * width / widest)))
+            parts = textwrap.wrap(line, letters)
+        lines += parts
+    return "\n".join(lines)
+
+
+@cache
+def text_width(text: str) -> float:
+    """Inches of a line of 8 pt."""
+    return float(TextPath((0, 0), text, size=8).get_extents().width) / 72 if text else 0.0
+
+
 def look_of(number: int) -> dict[str, Any]:
     """Colour, dash and marker of a line; any two lines differ in more than colour."""
     beyond = number // len(LINES)
@@ -86,7 +123,7 @@ def one_scenario(cells: Sequence[Cell]) -> tuple[str, Group]:
 def draw_steps(cells: Sequence[Cell], out: Path, dpi: int = DPI) -> list[Path]:
     """mIoU of old, new and all classes after each step; bands are the standard deviation over seeds."""
     spec, groups = one_scenario(cells)
-    with figure(PAGE, 2.1) as made:
+    with figure(PAGE, 2.0) as made:
         axes = made.subplots(1, 3, sharex=True, sharey=True)
         for axis, kind in zip(axes, ("old", "new", "all"), strict=True):
             for number, (label, some) in enumerate(groups.items()):
@@ -102,13 +139,11 @@ def draw_steps(cells: Sequence[Cell], out: Path, dpi: int = DPI) -> list[Path]:
                 axis.plot(places, means, label=label, **look)
                 if spreads.any():
                     axis.fill_between(places, means - spreads, means + spreads, color=look["color"], alpha=0.2, lw=0)
-            axis.set(title=f"{kind} classes", xlabel="step", ylim=(0, 100))
+            axis.set(title=f"{kind} classes", xlabel="step", ylim=(0, None))
             axis.xaxis.get_major_locator().set_params(integer=True)
         axes[0].set_ylabel("mIoU (%)")
-        made.legend(
-            *axes[2].get_legend_handles_labels(), loc="outside lower center", ncols=min(6, len(groups)), frameon=False
-        )
-        made.suptitle(spec, fontsize=8)
+        legend_below(made, *axes[2].get_legend_handles_labels())
+        made.suptitle(broken_text(spec, PAGE), fontsize=8)
         return save(made, out, dpi)
 
 
@@ -117,7 +152,7 @@ def draw_classes(cells: Sequence[Cell], out: Path, dpi: int = DPI) -> list[Path]
     spec, groups = one_scenario(cells)
     names = [row["name"] for row in cells[0]["per_class"]]
     introduced = [row["step"] for row in cells[0]["per_class"]]
-    with figure(COLUMN, 0.8 + 0.16 * len(names)) as made:
+    with figure(COLUMN, 0.7 + 0.16 * len(names)) as made:
         axis = made.subplots()
         for number, (label, some) in enumerate(groups.items()):
             rows = [
@@ -138,8 +173,9 @@ def draw_classes(cells: Sequence[Cell], out: Path, dpi: int = DPI) -> list[Path]
         for k in range(1, len(names)):
             if introduced[k] != introduced[k - 1]:
                 axis.axhline(k - 0.5, color="0.7", lw=0.5)
-        axis.set(yticks=range(len(names)), yticklabels=names, xlim=(-2, 102), xlabel="IoU (%)", title=spec)
+        axis.set(yticks=range(len(names)), yticklabels=names, xlim=(-2, 102), xlabel="IoU (%)")
+        made.suptitle(broken_text(spec, COLUMN), fontsize=8)
         axis.invert_yaxis()
         axis.grid(axis="x", color="0.9", lw=0.5)
-        made.legend(loc="outside lower center", ncols=min(3, len(groups)), frameon=False)
+        legend_below(made, *axis.get_legend_handles_labels())
         return save(made, out, dpi)

@@ -14,7 +14,7 @@ from sdrseg.reporting.collect import RunRecord, collect
 from sdrseg.reporting.latent import BINS, Latent, measure
 from sdrseg.reporting.pictures import TestImage, choose, load_images, look, open_data
 from sdrseg.study.activations import UNCERTAIN, share_uncertain
-from sdrseg.study.figures import COLUMN, DPI, PAGE, figure, look_of, save
+from sdrseg.study.figures import COLUMN, DPI, PAGE, figure, legend_below, look_of, save
 
 
 def open_runs(
@@ -40,7 +40,7 @@ def draw_histogram(runs: Sequence[RunRecord], images: Sequence[TestImage], out: 
     """The distribution of activations, each divided by the largest of its class in the image."""
     latents = measured(runs, images)
     centres = (np.arange(BINS) + 0.5) / BINS
-    with figure(COLUMN, 2.4) as made:
+    with figure(COLUMN, 2.1) as made:
         axis = made.subplots()
         for number, (run, latent) in enumerate(zip(runs, latents, strict=True)):
             if latent.histogram is not None:
@@ -49,7 +49,7 @@ def draw_histogram(runs: Sequence[RunRecord], images: Sequence[TestImage], out: 
                 axis.plot(centres, np.maximum(latent.histogram, 1e-7), label=label, **look_of(number))
         axis.axvspan(*UNCERTAIN, color="0.93", lw=0)
         axis.set(yscale="log", xlim=(0, 1), xlabel="activation / class maximum", ylabel="share of activations")
-        made.legend(loc="outside lower center", frameon=False)
+        legend_below(made, *axis.get_legend_handles_labels())
         return save(made, out, dpi)
 
 
@@ -59,7 +59,7 @@ def draw_latent(runs: Sequence[RunRecord], images: Sequence[TestImage], out: Pat
     shown = [(run, one) for run, one in pairs if one is not None]
     if not shown:
         raise SdrsegError("These runs have only one step; the figure shows features before and after a step.")
-    with figure(PAGE, 2.6 * len(shown) + 0.5) as made:
+    with figure(PAGE, 2.6 * len(shown) + 0.2) as made:
         axes = made.subplots(len(shown), 2, squeeze=False)
         used: set[int] = set()
         for line, (run, projection) in zip(axes, shown, strict=True):
@@ -76,6 +76,7 @@ def draw_latent(runs: Sequence[RunRecord], images: Sequence[TestImage], out: Pat
                 axis.set(xlim=limits[:, 0], ylim=limits[:, 1])
             line[0].set_ylabel(f"{100 * projection.explained:.0f} % of the variance")
         names, colours = runs[0].all_names, runs[0].colours
-        patches = [Patch(facecolor=hex_of(colours[c]), label=names[c]) for c in sorted(used)]
-        made.legend(handles=patches, loc="outside lower center", ncols=min(7, max(1, len(patches))), frameon=False)
+        shown_classes = sorted(used)
+        patches = [Patch(facecolor=hex_of(colours[c])) for c in shown_classes]
+        legend_below(made, patches, [names[c] for c in shown_classes])
         return save(made, out, dpi)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.textpath import TextPath
 from numpy.typing import NDArray
 
 from sdrseg.colours import NOT_SCORED, hex_of
 from sdrseg.labels import VOID
 from sdrseg.reporting.collect import RunRecord
 from sdrseg.reporting.pictures import TestImage, inside, look
-from sdrseg.study.figures import PAGE, figure, save
+from sdrseg.study.figures import LEGEND_LINE, PAGE, broken_text, figure, save, text_width
 
 GAP, APART = 0.035, 0.1  # inches: between pictures, between images
 LINE = 0.14  # inches, of text
@@ -95,14 +93,14 @@ def _draw(
     margin = 0.0
     for _ in range(2):  # the width of the names and the height of a row depend on each other
         width = (PAGE - margin - GAP * (columns + (1 if beside else 0))) / (lead + columns)
-        broken = [_broken(name, width * min(b.aspect for b in blocks)) for name in names]
+        broken = [broken_text(name, width * min(b.aspect for b in blocks)) for name in names]
         margin = _high(broken) + GAP if any(names) else 0.0
-    titles = [_broken(head, width + GAP) for head in heads]
+    titles = [broken_text(head, width + GAP) for head in heads]
     top = _high(titles) + 0.06
-    fits = max(1, int(PAGE / (0.35 + max(_wide(str(patch.get_label())) for patch in legend))))
+    fits = max(1, int(PAGE / (0.35 + max(text_width(str(patch.get_label())) for patch in legend))))
     lines = math.ceil(len(legend) / fits)
     heights = [rows * (width * block.aspect + GAP) - GAP for block in blocks]
-    height = top + sum(heights) + APART * len(blocks) + 0.17 * lines + 0.08
+    height = top + sum(heights) + APART * len(blocks) + LEGEND_LINE * lines + 0.08
 
     with figure(PAGE, height) as made:
         made.set_layout_engine("none")
@@ -133,20 +131,6 @@ def _draw(
             handlelength=1, handleheight=1, columnspacing=1.2, borderpad=0, borderaxespad=0.3,
         )  # fmt: skip
         return save(made, out, dpi)
-
-
-def _broken(text: str, width: float) -> str:
-    """The text in lines of at most this width (inches)."""
-    lines = []
-    for line in text.split("\n"):
-        needed = _wide(line)
-        lines += [line] if needed <= width else textwrap.wrap(line, max(1, int(len(line) * width / needed)))
-    return "\n".join(lines)
-
-
-def _wide(text: str) -> float:
-    """Inches of a line of 8 pt."""
-    return float(TextPath((0, 0), text, size=8).get_extents().width) / 72 if text else 0.0
 
 
 def _high(texts: Sequence[str]) -> float:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sdrseg.study.decay import stability_decay
-from sdrseg.study.figures import COLUMN, PAGE, figure, look_of, save
+from sdrseg.study.figures import COLUMN, PAGE, figure, legend_below, look_of, save
 from sdrseg.study.ranges import default_ranges, parse_range
 from sdrseg.study.tune import Search, search_ranges
 from sdrseg.terminal import console, print_json, print_table
@@ -71,8 +70,7 @@ def draw_trials(result: Mapping[str, Any], out: Path) -> list[Path]:
     keys = list(dict.fromkeys(key for trial in trials for key in trial["values"]))
     stages = list(dict.fromkeys(trial["stage"] for trial in trials))
     width = min(PAGE, max(COLUMN, 2.3 * len(keys)))
-    columns = int(width / 1.6)
-    with figure(width, 2.0 + 0.17 * math.ceil(len(stages) / columns)) as made:
+    with figure(width, 2.0) as made:
         axes = made.subplots(1, max(1, len(keys)), squeeze=False, sharey=True)[0]
         for axis, key in zip(axes, keys, strict=False):
             for number, stage in enumerate(stages):
@@ -85,5 +83,5 @@ def draw_trials(result: Mapping[str, Any], out: Path) -> list[Path]:
                 axis.set_xscale("log")
             axis.set_xlabel(key)
         axes[0].set_ylabel("mIoU (%)" + (", ORACLE" if result["oracle"] else ""))
-        made.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
+        legend_below(made, *axes[0].get_legend_handles_labels())
         return save(made, out)
