@@ -17,7 +17,7 @@ from sdrseg.errors import UsageError
 from sdrseg.scenario import build_scenario, parse_spec
 from sdrseg.study import cluster as cluster_module
 from sdrseg.study import queue as queue_module
-from sdrseg.study.cell import read_cells
+from sdrseg.study.cell import KEYS, read_cells
 from sdrseg.study.cluster import Machines, gather, make_workers, submit
 from sdrseg.study.estimate import known_sizes, plan, work_of
 from sdrseg.study.grid import make_study, read_study
@@ -82,6 +82,8 @@ def test_lists_make_a_grid_and_pairs_stay_one_value():
         ({"grid": [{"data": "x"}]}, "applies to the whole file"),
         ({"spec": "shapes:99-1@disjoint2"}, "unknown protocol"),
         ({"method": 3}, "is not a string"),
+        ({"method": "sdrr"}, "file: unknown method"),
+        ({"preset": "fast"}, "file: unknown preset"),
         ({"seed": list(range(20000))}, "more than 10,000"),
     ],
 )
@@ -111,6 +113,8 @@ def test_cells_and_patterns_choose():
     made = make_study({"spec": "shapes:8-1@disjoint", "method": ["ft", "sdr"], "seed": [1, 2]}, "f", Path(), "n")
     seeds = [(e.method, e.config.train.seed) for e in made.chosen("2-3", ["sdr", "seed=2"])]
     assert seeds == [("sdr", 1), ("ft", 2)]
+    with pytest.raises(UsageError, match="--only mib: matches none of 4 experiments"):
+        made.chosen(None, ["sdr", "mib"])
 
 
 def test_known_sizes_are_those_of_the_scenarios(voc_presence):
@@ -196,6 +200,19 @@ def test_the_command_shows_runs_and_reports(tmp_path, sdrseg, monkeypatch):
     code, out, _ = sdrseg("run", file, "--dry-run", "--out", tmp_path / "out")
     assert code == 0 and "done" in out and "4 experiments" in out
     assert sdrseg("run", file, "--keep-models", "some")[0] == 2
+
+
+def test_without_the_data_no_run_begins_but_finished_ones_need_none(tmp_path, sdrseg):
+    file, out = tmp_path / "grid.toml", tmp_path / "out"
+    file.write_text('spec = "voc:15-1@disjoint"\nmethod = ["ft", "mib"]\ndata = "nowhere"\n')
+    code, _, err = sdrseg("run", file, "--out", out)
+    assert code == 1 and "nowhere: no such folder" in err and "failed" not in err and not out.exists()
+    file.write_text('spec = "voc:15-1@disjoint"\nmethod = "ft"\n')
+    assert "needs --data PATH" in sdrseg("run", file, "--out", out)[2] and not out.exists()
+    (one,) = read_study(file).experiments
+    (out / "results").mkdir(parents=True)
+    (out / "results/ft.json").write_text(json.dumps(dict.fromkeys(KEYS) | {"config": one.hash}))
+    assert sdrseg("run", file, "--out", out)[0] == 0
 
 
 def test_a_file_with_one_experiment_is_trained_as_a_run(tmp_path, sdrseg, monkeypatch):

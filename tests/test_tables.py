@@ -221,6 +221,14 @@ def test_runs_are_compared_by_setup_and_wrong_comparisons_refused():
         compare(cells, reference="ft")
 
 
+def test_a_label_has_only_what_distinguishes_it():
+    usual, more = {"train.epochs": 8}, {"train.epochs": 8, "kd.weight": 1}
+    cells = [cell("ft", settings=usual), cell("sdr", settings=usual), cell("sdr", setup="other", settings=more)]
+    assert list(grouped(cells)) == ["ft", "sdr", "sdr kd.weight=1"]
+    paper = cell("ft", setup="paper", preset="paper", settings=usual)
+    assert list(grouped([*cells, paper])) == ["ft default", "sdr", "sdr kd.weight=1", "ft paper"]
+
+
 def test_the_command_compares_files(tmp_path, sdrseg):
     for number, one in enumerate([cell("mib", 1), cell("sdr", 1, 51.25)]):
         (tmp_path / f"{number}.json").write_text(json.dumps(one))
@@ -231,6 +239,8 @@ def test_the_command_compares_files(tmp_path, sdrseg):
     assert code == 0 and r"\begin{tabular}" in (tmp_path / "table.tex").read_text()
     assert sdrseg("compare", tmp_path, "--format", "latex", "--to", tmp_path / "table.tex")[0] == 2
     assert sdrseg("compare", tmp_path, "--format", "word")[0] == 2
+    code, _, err = sdrseg("compare", tmp_path / "nothing")
+    assert code == 2 and "nothing: no such file or folder" in err
     assert sdrseg("compare", tmp_path / "0.json", "--eval", "crop256")[0] == 2
 
 

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 from sdrseg.config import Config, load_config, saved_config
 from sdrseg.config.sections import Eval
 from sdrseg.engine.folder import RunFolder, second_score
-from sdrseg.errors import SdrsegError
+from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.methods import method_layers, own_sections
 from sdrseg.metrics import StepScore, mean_of, pixel_accuracy
@@ -102,6 +102,8 @@ def cell_name(cell: Cell) -> str:
 
 def read_cell(file: Path) -> Cell:
     """A cell from its file."""
+    if not file.exists():
+        raise UsageError(f"{file}: no such file or folder. Name runs, results or folders of results.")
     try:
         cell = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from sdrseg.study.compare import compare
 from sdrseg.study.estimate import plan
 from sdrseg.study.grid import Study, read_study
 from sdrseg.study.paper import experiments_of, paper_table, study_of
-from sdrseg.study.queue import finished_cells, run_queue
+from sdrseg.study.queue import finished_cells, require_data, run_queue
 from sdrseg.study.render import to_csv, to_latex, to_markdown, to_terminal
 from sdrseg.study.tables import Table, fill
 from sdrseg.terminal import clock, console, print_json, print_table
@@ -50,6 +50,10 @@ def run_study(study: Study, given: Given, read: Callable[..., Study], arguments:
         rows = plan(study.experiments, data, finished_cells(out, given.results))
         show_plan(study, [e.folder for e in chosen], rows, given.json)
         return True
+    if (
+        given.machines is None or given.machines.on == "local"
+    ):  # the machines of a cluster may have folders of their own
+        require_data(chosen, data, finished_cells(out, given.results))
     options: dict[str, Any] = {"data": data, "bases": bases, "results": given.results}
     options |= {"minutes": given.minutes, "keep": given.keep}
     if given.machines is not None:

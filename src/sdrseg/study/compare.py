@@ -47,7 +47,7 @@ def spec_of(cell: Cell) -> str:
 
 
 def grouped(cells: Sequence[Cell]) -> Group:
-    """Cells of one scenario by setup; a label is the method, with settings only if needed to distinguish setups."""
+    """Cells of one scenario by setup; a label is the method, with preset and settings only where needed."""
     setups: dict[str, list[Cell]] = {}
     for cell in cells:
         setups.setdefault(cell["setup"], []).append(cell)
@@ -58,12 +58,12 @@ def grouped(cells: Sequence[Cell]) -> Group:
         if all(cell["settings"].get(key) == value for cell in firsts)
     }
     shared = Counter((cell["method"], cell["preset"]) for cell in firsts)
-    methods = Counter(cell["method"] for cell in firsts)
+    presets = Counter(method for method, _ in shared)
     groups: Group = {}
     for setup, some in setups.items():
         first = some[0]
         words = [first["method"]]
-        if methods[first["method"]] > 1:
+        if presets[first["method"]] > 1:
             words.append(first["preset"])
         if shared[first["method"], first["preset"]] > 1:
             own = {k: v for k, v in first["settings"].items() if k not in common and k != "train.seed"}

@@ -83,6 +83,9 @@ class Study:
         """The experiments with these numbers ("1-5,8", from 1) whose labels or settings match one of `only`."""
         wanted = range(1, len(self.experiments) + 1) if cells is None else _numbers(cells, len(self.experiments))
         some = [self.experiments[number - 1] for number in wanted]
+        for pattern in only:
+            if not any(_matches(e, pattern) for e in some):
+                raise UsageError(f"--only {pattern}: matches none of {len(some)} experiments, such as {some[0].label}.")
         return [e for e in some if not only or any(_matches(e, pattern) for pattern in only)]
 
 
@@ -187,10 +190,13 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
     weights = settings.get("net.weights")
     if isinstance(weights, str) and (here / weights).is_file():
         settings["net.weights"] = str(here / weights)
-    spec = read_spec(_found(point["spec"], here))
-    method = resolve_method(_found(point["method"], here))
     preset = point.get("preset", "default")
-    layers = method_layers(method, preset, spec.task, spec.source)
+    try:
+        spec = read_spec(_found(point["spec"], here))
+        method = resolve_method(_found(point["method"], here))
+        layers = method_layers(method, preset, spec.task, spec.source)
+    except UsageError as error:
+        raise UsageError(f"{origin}: {error}") from error
     nested: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():
         section, _, name = key.partition(".")

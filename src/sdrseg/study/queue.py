@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from rich.text import Text
 
+from sdrseg.datasets import open_source
 from sdrseg.datasets.pool import ImagePool
 from sdrseg.distributed import Processes
 from sdrseg.engine.folder import RunInUseError
@@ -72,6 +73,20 @@ class QueueDisplay(TrainingDisplay):
 def finished_cells(out: Path, more: Sequence[Path] = ()) -> list[Cell]:
     """The results in the folder of a study and in other folders."""
     return read_cells([place for place in (out / "results", *more) if place.exists()])
+
+
+def require_data(experiments: Sequence[Experiment], data: Path | None, finished: Sequence[Cell]) -> None:
+    """Raise an error if there are unfinished experiments and none of their data sets can be opened."""
+    done = {cell["config"] for cell in finished}
+    configs = {e.spec.source: e.config for e in experiments if e.hash not in done}
+    errors = []
+    for name, config in configs.items():
+        try:
+            open_source(name, data, config)
+        except SdrsegError as error:
+            errors.append(error)
+    if errors and len(errors) == len(configs):
+        raise errors[0]
 
 
 def run_queue(
