@@ -64,7 +64,8 @@ def test_traffic_without_background(told):
     (asked,) = told(commands[:1])
     assert "'bus', is not called background, so we assume that there is none" in asked
     Path("traffic/dataset.toml").write_text(toml)
-    shown, steps, *_ = told(commands)
+    shown, steps, trained, *_ = told(commands)
+    assert "forgetting at the end" in trained and "background" not in trained
     assert "is not called background" not in shown
     assert "class 0, 'other', is for pixels that are not labelled yet" in shown
     assert "contain old classes, which are labelled as other" in steps
@@ -80,7 +81,8 @@ def test_traffic_without_background(told):
 def test_a_roboflow_export(told):
     _, commands = story(2)
     FORMATS["roboflow_coco"][0](Path("export"))
-    shown, *_ = told(commands)
+    shown, trained, *_ = told(commands)
+    assert "forgetting at the end, without background" in trained and "all, no background" in trained
     assert "Scored on val; test is not used" in shown and "Category 'animals' is only a parent" in shown
     assert len(list(Path("predictions").rglob("*.png"))) == 6  # three masks, three overlays
     assert sorted(path.name for path in Path("plain").iterdir()) == ["dataset.toml", "images", "masks"]

@@ -16,15 +16,18 @@ def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
     if json:
         print_json({"run": str(folder), **summary})
         return
-    names = ["old", "new", "all", "harmonic", "old_without_background", "all_without_background"]
-    rows = [[k, *(_percent(course[n]) for n in names)] for k, course in enumerate(summary["miou_by_step"])]
-    heads = ["step", "old", "new", "all", "harmonic mean", "old, no background", "all, no background"]
+    columns = {"old": "old", "new": "new", "all": "all", "harmonic": "harmonic mean"}
+    has_background = any(value is not None for value in summary["class_by_step"][0])  # as a class that is scored
+    if has_background:
+        columns |= {"old_without_background": "old, no background", "all_without_background": "all, no background"}
+    rows = [[k, *(_percent(course[n]) for n in columns)] for k, course in enumerate(summary["miou_by_step"])]
     title = f"mIoU after each step on {summary['scored_on']}, in per cent"
-    print_table(title, heads, rows)
+    print_table(title, ["step", *columns.values()], rows)
     out = console()
     out.print(f"step-averaged mIoU {_percent(summary['step_averaged_miou'])}", markup=False)
     if summary["steps"] > 1:
-        out.print(f"forgetting at the end, without background {_percent(summary['forgetting']['final'])}", markup=False)
+        of = ", without background" if has_background else ""
+        out.print(f"forgetting at the end{of} {_percent(summary['forgetting']['final'])}", markup=False)
     if "intransigence" in summary:
         out.print(f"intransigence against offline {_percent(summary['intransigence']['mean'])}", markup=False)
     out.print(f"run folder: {folder}", markup=False)
