@@ -186,6 +186,9 @@ def test_names_of_any_kind(task, expected):
 @pytest.mark.parametrize(
     ("task", "said"),
     [
+        ("a,b/rest", "step 0 has no class 'a'; the name with a comma, / or @ needs double quotes: \"a,b\"."),
+        ("x/y/rest", "step 0 has no class 'x'; the name with a comma, / or @ needs double quotes: \"x/y@z\"."),
+        ("x/y@z/rest", "such as voc:15-1@disjoint, and a class name with @ in double quotes."),
         ("3/rest", 'may mean class 3 (cat), or class 1, which has this name. Write "3", in double quotes'),
         ("1-2/rest", 'may mean classes 1-2, or class 8, which has this name. Write "1-2", in double quotes'),
         ("CAT/rest", "'CAT' in step 0 may mean 'Cat' or 'cat'. Use the exact spelling."),

@@ -105,7 +105,11 @@ def _ids(spec: object, number: int, word: str, quoted: bool, classes: tuple[str,
         names = " or ".join(repr(classes[c]) for c in alike)
         raise UsageError(f"{spec}: {word!r} in step {number} may mean {names}. Use the exact spelling.")
     if quoted or not alike:
-        raise UsageError(f"{spec}: step {number} has no class {word!r}{nearest(word, classes)}")
+        whole = [name for name in classes if word in re.split(r"[,/@]", name) and name != word]
+        hint = (
+            f'; the name with a comma, / or @ needs double quotes: "{whole[0]}".' if whole else nearest(word, classes)
+        )
+        raise UsageError(f"{spec}: step {number} has no class {word!r}{hint}")
     return alike
 
 

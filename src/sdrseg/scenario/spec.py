@@ -66,7 +66,8 @@ def parse_spec(text: str) -> Spec:
     """
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is not a specification. Write SOURCE:TASK@PROTOCOL, such as voc:15-1@disjoint.")
+        form = "Write SOURCE:TASK@PROTOCOL, such as voc:15-1@disjoint, and a class name with @ in double quotes."
+        raise UsageError(f"{text!r} is not a specification. {form}")
     source, task, protocol = match["source"], match["task"], match["protocol"]
     if protocol is not None and protocol not in PROTOCOLS:
         raise UsageError(f"{text!r}: unknown protocol {protocol!r}{nearest(protocol, PROTOCOLS)}")
