@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -214,8 +217,28 @@ def test_the_command_says_oracle_where_it_is_one_and_goes_on(tmp_path, sdrseg):
     code, out, _ = sdrseg(*command, "--trials", 2)
     again = json.loads(out)
     assert len(again["trials"]) == 2 and again["trials"][0] == first["trials"][0]
-    assert all((tmp_path / f"tune/tune-2.{kind}").exists() for kind in ("svg", "pdf", "png"))
+    assert again["plots"] == [str(tmp_path / f"tune/tune.{kind}") for kind in ("svg", "pdf", "png")]
     assert sdrseg(*command)[0] == 2  # neither trials nor minutes
+    code, _, err = sdrseg(*command, "--trials", 3, "--set", "train.epochs=2", "--set", "run.log_every=5")
+    assert code == 2 and "has another search (now, there): settings: " in err and "'train.epochs': 2" in err
+    assert json.loads((tmp_path / "tune/tune.json").read_text())["trials"] == again["trials"]
+
+
+def test_two_workers_share_a_search(tmp_path, monkeypatch):
+    folders = []
+
+    def scored(self, folder, method, values, after, **_):
+        folders.append(folder)
+        time.sleep(0.05)
+        after(StepScore(1, ("a", "b"), 1, np.eye(2, dtype=np.int64)))
+
+    monkeypatch.setattr(Search, "run", scored)
+    search = partial(search_ranges, ranges=[Range("kd.weight", 0.1, 5)], trials=6, minutes=None)
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(search, [tuned(tmp_path), tuned(tmp_path)]))
+    assert sorted(folders, key=int) == [str(number) for number in range(len(folders))]  # each trial once
+    assert len(folders) in (6, 7)  # when one worker ends, the other may be in a trial
+    assert max(len(result["trials"]) for result in results) == len(folders)
 
 
 @pytest.mark.parametrize(

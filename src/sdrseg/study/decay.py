@@ -124,6 +124,7 @@ def stability_decay(
     if search.oracle:
         raise UsageError("--oracle belongs to a search over ranges: add --search or --range.")
     search.require_new_classes()
+    search.claim("stability decay")
     usual = search.config()
     decay = Decay(search, trials, None if minutes is None else time.monotonic() + 60 * minutes)
     strategy, nothing = STRATEGY, []

@@ -58,10 +58,10 @@ def figure(width: float, height: float) -> Iterator[Figure]:
         yield made
 
 
-def save(made: Figure, stem: Path, dpi: int = DPI) -> list[Path]:
-    """Write a figure in all formats (dpi: of the PNG, and of pictures); existing files are not replaced."""
+def save(made: Figure, stem: Path, dpi: int = DPI, replace: bool = False) -> list[Path]:
+    """Write a figure in all formats (dpi: of the PNG, and of pictures); `replace`: also over existing files."""
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in FORMATS]
-    if there := [file for file in files if file.exists()]:
+    if not replace and (there := [file for file in files if file.exists()]):
         raise UsageError(f"{there[0]} already exists. Choose another name with --out.")
     for file, kind in zip(files, FORMATS, strict=True):
         dated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]

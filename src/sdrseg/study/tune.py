@@ -6,6 +6,7 @@ and without ranges `stability_decay` (decay.py).
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 from sdrseg.config import Config, load_config
 from sdrseg.datasets import read_spec
 from sdrseg.datasets.pool import ImagePool
+from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError, quantity
@@ -67,6 +69,21 @@ class Search:
     def require_new_classes(self) -> None:
         if read_spec(self.spec).task == "offline":
             raise UsageError(f"{self.spec} has one step. Tuning needs a scenario in which new classes come.")
+
+    def claim(self, strategy: str) -> None:
+        """Note in the folder what is searched there; raise an error if it belongs to another search."""
+        facts = {"spec": self.spec, "method": self.method, "preset": self.preset, "strategy": strategy}
+        free = {s.key for s in self.config().settings() if s.affects == "nothing"}
+        settings = {key: value for key, value in self.settings.items() if key not in free}
+        mine = json.loads(json.dumps({**facts, "oracle": self.oracle, "settings": settings}))
+        file = self.out / "search.json"
+        if not file.exists():
+            write_json(file, mine)
+            return
+        there = RunFolder(self.out).read_json(file.name)
+        if other := [key for key, value in mine.items() if there.get(key) != value]:
+            parts = [f"{key}: {mine[key]!r}, {there.get(key)!r}" for key in other]
+            raise UsageError(f"{self.out} has another search (now, there): {'; '.join(parts)}. Choose another --out.")
 
     def config(self, method: str | None = None) -> Config:
         name, spec = resolve_method(method or self.method), read_spec(self.spec)
@@ -161,10 +178,10 @@ def search_ranges(
             return 0.0
         return sum(seen) / len(seen)
 
-    search.out.mkdir(parents=True, exist_ok=True)
+    search.claim("ranges")
     backend = optuna.storages.journal.JournalFileBackend(str(search.out / "journal.log"))
     study = optuna.create_study(
-        study_name=f"{search.spec} {search.method} {'oracle' if search.oracle else 'own'}",
+        study_name="tune",
         storage=optuna.storages.JournalStorage(backend),
         sampler=optuna.samplers.TPESampler(seed=seed + int(1000 * time.time()) % 1000),  # workers differ
         pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
@@ -181,6 +198,8 @@ def search_ranges(
         raise SdrsegError("No trial finished. Give the search more time.")
     search.trials = [Trial("pruned" if trial in pruned else "search", trial.params, trial.value) for trial in done]
     strategy = f"Optuna, {quantity(len(done), 'trial')}" + (f", {len(pruned)} of them pruned" if pruned else "")
+    if study.best_value == 0:
+        strategy += "; no trial learned a new class, so the choice says nothing: train longer"
     return search.write(study.best_trial.params, strategy)
 
 

@@ -29,7 +29,7 @@ def tune(
         result = search_ranges(search, chosen, trials, minutes)
     else:
         result = stability_decay(search, trials, minutes)
-    plots = draw_trials(result, search.out / f"tune-{len(result['trials'])}")
+    plots = draw_trials(result, search.out / "tune")
     command = train_command(search, result["chosen"])
     if json:
         print_json({**result, "command": command, "plots": [str(file) for file in plots]})
@@ -62,10 +62,7 @@ def train_command(search: Search, chosen: Mapping[str, Any]) -> str:
 
 
 def draw_trials(result: Mapping[str, Any], out: Path) -> list[Path]:
-    """Plot the score against each value that was varied."""
-    files = [out.with_name(f"{out.name}.{kind}") for kind in ("svg", "pdf", "png")]
-    if all(file.exists() for file in files):
-        return files
+    """Plot the score against each value that was varied; with more trials the plots are drawn again, as tune.json."""
     trials = [trial for trial in result["trials"] if trial["score"] is not None]
     keys = list(dict.fromkeys(key for trial in trials for key in trial["values"]))
     stages = list(dict.fromkeys(trial["stage"] for trial in trials))
@@ -84,4 +81,4 @@ def draw_trials(result: Mapping[str, Any], out: Path) -> list[Path]:
             axis.set_xlabel(key)
         axes[0].set_ylabel("mIoU (%)" + (", ORACLE" if result["oracle"] else ""))
         legend_below(made, *axes[0].get_legend_handles_labels())
-        return save(made, out)
+        return save(made, out, replace=True)
