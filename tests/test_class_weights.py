@@ -10,7 +10,7 @@ import torch
 
 from runs import run
 from sdrseg.config import load_config
-from sdrseg.engine.class_weights import frequency_weights, given_weights, require_class_weights
+from sdrseg.engine.class_weights import frequency_weights, require_class_weights, weights_by_name
 from sdrseg.errors import UsageError
 from sdrseg.losses.cross_entropy import unbiased_cross_entropy_sums, weighted_cross_entropy_sums
 
@@ -53,10 +53,10 @@ def test_rare_classes_weigh_more_by_median_frequency():
     assert frequency_weights(np.zeros((1, 256), np.int64), table, 2) == (1.0, 1.0)
 
 
-def test_given_weights_are_read_by_name():
+def test_weights_are_read_by_name():
     classes = ("background", "cat", "a=b")
-    assert given_weights("cat=2", classes) == {"cat": 2.0}
-    assert given_weights(" cat = 0.5 ,a=b=3", classes) == {"cat": 0.5, "a=b": 3.0}
+    assert weights_by_name("cat=2", classes) == {"cat": 2.0}
+    assert weights_by_name(" cat = 0.5 ,a=b=3", classes) == {"cat": 0.5, "a=b": 3.0}
     for text, message in (
         ("cot=2", "'cot' is not a class.*cat"),
         ("cat=much", "'cat=much' is not valid"),
@@ -65,7 +65,7 @@ def test_given_weights_are_read_by_name():
         ("cat=inf", "is not valid"),
     ):
         with pytest.raises(UsageError, match=message):
-            given_weights(text, classes)
+            weights_by_name(text, classes)
 
 
 def test_sigmoids_have_no_class_weights():

@@ -153,7 +153,7 @@ def test_a_run_that_was_trained_otherwise_does_not_go_on(finished, tmp_path):
     saved = json.loads((finished / "config.json").read_text())
     del saved["recipe"]
     (tmp_path / "run/config.json").write_text(json.dumps(saved))
-    with pytest.raises(SdrsegError, match=r"another configuration \(now, there\): recipe: \d+, None"):
+    with pytest.raises(SdrsegError, match=r"another configuration \(now, in the folder\): recipe: \d+, None"):
         run(tmp_path / "run")
 
 
@@ -266,7 +266,7 @@ def test_another_configuration_is_never_silently_continued(finished):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda saved: saved["mask_digests"].update({saved["steps"][0]["train_ids"][3]: "00"}), "is another"),
+        (lambda saved: saved["mask_digests"].update({saved["steps"][0]["train_ids"][3]: "00"}), "has changed"),
         (lambda saved: saved["steps"][1]["train_ids"].pop(2), r"step 1 was trained on other .* is new\."),
         (lambda saved: saved["steps"][2]["test_ids"].pop(0), r"step 2 was scored on other images or masks"),
         (lambda saved: saved["classes"].append("cat"), "data with the classes background, .*, cat, not background"),

@@ -159,7 +159,8 @@ def test_only_a_second_ctrl_c_stops_without_saving(signals, code):
 
 def diverging(log_every: int, courses: dict[str, list[float]], step: int = 1) -> str:
     """The message of a watch that is shown these terms."""
-    watch = Watch(step, len(courses["ce"]), NoLog(), lambda entry: None, log_every, 1e9)
+    weights = {"kd": "kd.weight", "pm": "pm.weight"}
+    watch = Watch(step, len(courses["ce"]), NoLog(), lambda entry: None, log_every, 1e9, weights=weights)
     with pytest.raises(NotFiniteError) as error:
         for values in zip(*courses.values(), strict=True):
             terms = dict(zip(courses, map(torch.tensor, values), strict=True))
@@ -207,6 +208,7 @@ def test_a_run_that_diverges_goes_on_with_a_lower_rate(tmp_path, monkeypatch):
 
     class Exploding(Watch):
         def _check(self, values):
+            assert self._weights["kd"] == "kd.weight"
             if self.step == 1 and self.iteration >= 3 and tried[-1][1] > 0.003:
                 raise NotFiniteError("step 1, iteration 3: the term kd is not finite; kd grew first. Images: x.")
             super()._check(values)

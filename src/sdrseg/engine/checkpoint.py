@@ -115,8 +115,8 @@ def load_random_state(states: Mapping[str, Tensor]) -> None:
 
 
 def _gpus() -> dict[str, Any]:
-    there = {"cuda": (torch.cuda, torch.cuda.is_available()), "mps": (torch.mps, torch.backends.mps.is_available())}
-    return {name: module for name, (module, available) in there.items() if available}
+    backends = {"cuda": (torch.cuda, torch.cuda.is_available()), "mps": (torch.mps, torch.backends.mps.is_available())}
+    return {name: module for name, (module, available) in backends.items() if available}
 
 
 def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -22,8 +22,8 @@ from sdrseg.datasets.index import map_with_threads
 from sdrseg.decision import Decision, decide
 from sdrseg.distributed import Processes
 from sdrseg.engine.folder import RunFolder, second_score
-from sdrseg.engine.glimpse import PICTURES, predicted_pictures
 from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job, reopen_job
+from sdrseg.engine.preview import PICTURES, predicted_pictures
 from sdrseg.engine.saved import open_step
 from sdrseg.errors import DataError, SdrsegError, UsageError, nearest
 from sdrseg.files import write_json
@@ -54,7 +54,7 @@ def confusion(
     total = torch.zeros(classes, classes, dtype=torch.int64, device=fabric.device)
     for batch in batches:
         adapt()
-        for _, labels, logits in answers(fabric, network, batch.to(fabric.device)):
+        for _, labels, logits in labels_and_logits(fabric, network, batch.to(fabric.device)):
             decided = decide(logits, decision)
             total += multiclass_confusion_matrix(
                 decided, labels.long(), classes, ignore_index=VOID, validate_args=False
@@ -64,10 +64,10 @@ def confusion(
     return result
 
 
-def answers(fabric: Fabric, network: Network, batch: Batch) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Labels and logits of a batch; very large images come in strips, as in `sdrseg predict`.
+def labels_and_logits(fabric: Fabric, network: Network, batch: Batch) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Labels and logits of a batch, each with the position in the batch of its first image.
 
-    Each with the position in the batch of the first image that they belong to.
+    Very large images come in strips, as in `sdrseg predict`.
     """
 
     def forward(images: Tensor) -> Tensor:
@@ -77,9 +77,9 @@ def answers(fabric: Fabric, network: Network, batch: Batch) -> Iterator[tuple[in
 
     pixels = batch.images.shape[-2] * batch.images.shape[-1]
     if pixels <= LARGEST:
-        together = len(batch.images) if pixels <= SMALL else max(1, 8 * SMALL // pixels)
-        for first in range(0, len(batch.images), together):
-            yield first, batch.labels[first : first + together], forward(batch.images[first : first + together])
+        size = len(batch.images) if pixels <= SMALL else max(1, 8 * SMALL // pixels)
+        for first in range(0, len(batch.images), size):
+            yield first, batch.labels[first : first + size], forward(batch.images[first : first + size])
         return
     for number, (image, labels) in enumerate(zip(batch.images, batch.labels, strict=True)):
         tile = SIDES[0]
@@ -97,9 +97,9 @@ def score(
     transform: str | None = None,
     ids: Sequence[str] | None = None,
 ) -> StepScore:
-    """The scores of a network on the images of a step; `transform`: another than eval.transform. `ids`: some of them.
+    """The scores of a network on the images of a step. `transform`: replaces eval.transform; `ids`: only these images.
 
-    Where masks tell about some classes only (`Source.labelled`), background counts only where one of these is
+    Where masks label only some classes (`Source.labelled`), background counts only where one of these is
     predicted: elsewhere it is unknown whether the prediction is correct.
     """
     config = job.config
@@ -108,18 +108,18 @@ def score(
     last = job.scenario[-1]
     sizes = job.indexes[step.test_split].size_by_id
     cache = job.cache("score", step.test_split, sorted({*last.test_ids, *step.test_ids}))
-    alike: dict[frozenset[int] | None, list[str]] = {}
+    ids_by_classes: dict[frozenset[int] | None, list[str]] = {}
     for id in step.test_ids if ids is None else ids:
-        alike.setdefault(job.source.labelled(id), []).append(id)
+        ids_by_classes.setdefault(job.source.labelled(id), []).append(id)
     matrix = np.zeros((len(step.channels),) * 2, np.int64)
-    for told, some in alike.items():
+    for classes, some in ids_by_classes.items():
         batches = eval_batches(job.source, some, sizes, step.test_table, config, share=job.share, cache=cache)
         found = confusion(job.fabric, network, batches, len(step.channels), decision)
-        if told is not None:
-            found[0, [c not in told for c in step.channels]] = 0
+        if classes is not None:
+            found[0, [c not in classes for c in step.channels]] = 0
         matrix += found
     names = tuple(job.scenario.classes[c] for c in step.channels)
-    labelled = frozenset().union(*(step.channels if told is None else told for told in alike))
+    labelled = frozenset().union(*(step.channels if classes is None else classes for classes in ids_by_classes))
     unknown = tuple(channel for channel, c in enumerate(step.channels) if c not in labelled)
     return StepScore(step.number, names, len(job.scenario[0].channels), matrix, unknown)
 
@@ -196,7 +196,7 @@ def summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]
     return result
 
 
-def at_hand(job: Job, step: Step) -> bool:
+def images_exist(job: Job, step: Step) -> bool:
     """Whether all test images of a step exist; old ones of an extended run may be gone."""
     return job.indexes[step.test_split].size_by_id.keys() >= set(step.test_ids)
 
@@ -206,7 +206,7 @@ def score_again(
 ) -> list[dict[str, Any]]:
     """Score the saved models of all finished steps of a run; each result says whether it equals the earlier score.
 
-    `transform`: another one than the run's eval.transform; "same" is then None. In Python this is `sdrseg.evaluate`.
+    `transform`: replaces the run's eval.transform; "same" is None if it differs. In Python this is `sdrseg.evaluate`.
     """
     out, data = Path(run), None if data is None else Path(data)
     transforms = get_args(get_type_hints(Eval)["transform"])
@@ -228,19 +228,20 @@ def score_again(
     for step in job.scenario:
         if not folder.has_metrics(step.number):
             continue
-        then = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}
-        if not at_hand(job, step):
-            reason = f"step {step.number}: images that it was scored on are gone; these are the scores from then."
-            results.append({**then, "same": None, "difference": reason})
+        earlier = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}
+        if not images_exist(job, step):
+            reason = f"step {step.number}: images that it was scored on are gone; these are the earlier scores."
+            results.append({**earlier, "same": None, "difference": reason})
             continue
-        own = isinstance(job.source, Extended)  # each of its steps was scored in a different run
-        now = {**score_saved(job, step, transform).to_dict(), "scored_on": then["scored_on"] if own else job.scored_on}
+        # each step of an extended run was scored in a different run
+        images = earlier["scored_on"] if isinstance(job.source, Extended) else job.scored_on
+        now = {**score_saved(job, step, transform).to_dict(), "scored_on": images}
         if transform not in (None, config.eval.transform):
             results.append({**now, "transform": transform, "same": None})
             continue
-        results.append({**now, "same": now == then})
-        if now != then:
-            results[-1] |= {"miou_then": then["miou"], "difference": difference}
+        results.append({**now, "same": now == earlier})
+        if now != earlier:
+            results[-1] |= {"miou_then": earlier["miou"], "difference": difference}
     job.display.close()
     return results
 

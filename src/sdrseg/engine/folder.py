@@ -35,7 +35,7 @@ PACKAGES = (
 )
 FORMAT = 1
 STATES = ("a.safetensors", "b.safetensors")  # of the state within a step: one is kept while the other is written
-_HELD: set[Path] = set()  # run folders that this process has taken: record locks do not work within one process
+_LOCKED: set[Path] = set()  # run folders locked by this process: record locks do not work within one process
 
 
 def second_score(transform: str) -> str:
@@ -45,8 +45,8 @@ def second_score(transform: str) -> str:
 
 def source_commit() -> str | None:
     """The Git commit of this package: $SDRSEG_COMMIT, or that of its checkout; else None."""
-    if given := os.environ.get("SDRSEG_COMMIT"):
-        return given
+    if commit := os.environ.get("SDRSEG_COMMIT"):
+        return commit
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
@@ -73,7 +73,7 @@ class RunFolder:
     def open(self, identity: dict[str, Any], config: Config) -> bool:
         """Open the folder for this run: a new one, or one with the same specification, method and configuration.
 
-        Returns whether it is an existing run to resume. Only one process can hold it at a time.
+        Returns whether it is an existing run to resume. Only one process can use it at a time.
         """
         if self.path.exists() and not self.path.is_dir():
             raise SdrsegError(f"{self.path} is a file. Choose another folder with --out.")
@@ -81,22 +81,22 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
-        self._look(identity, config)
+        self._is_existing(identity, config)
         self._take_lock()
-        if not self._look(identity, config):  # again: another process may have started the run
+        if not self._is_existing(identity, config):  # again: another process may have started the run
             write_json(self.path / "config.json", {**identity, "format": FORMAT, "config": config.to_dict()})
             return False
         for folder in (self.path, self.path / "state", *self.path.glob("steps/*")):
             sweep(folder)
         return True
 
-    def _look(self, identity: dict[str, Any], config: Config) -> bool:
+    def _is_existing(self, identity: dict[str, Any], config: Config) -> bool:
         """Whether this run exists; raises an error if the folder contains anything else. Nothing is written."""
-        ours = [self.path / name for name in (".lock", "log.jsonl", "state", "steps", "tensorboard")]
-        for place in (*ours, *self.path.glob("steps/*")):
-            if place.is_symlink():
+        own = [self.path / name for name in (".lock", "log.jsonl", "state", "steps", "tensorboard")]
+        for path in (*own, *self.path.glob("steps/*")):
+            if path.is_symlink():
                 raise SdrsegError(
-                    f"{place} is a link, and a run writes only into its own folder. "
+                    f"{path} is a link, and a run writes only into its own folder. "
                     f"Replace it by what it points to, or choose another folder with --out."
                 )
         if not (self.path / "config.json").exists():
@@ -116,7 +116,7 @@ class RunFolder:
         changed += config.differences(saved_config(saved["config"], str(self.path / "config.json")))
         if changed:
             raise SdrsegError(
-                f"{self.path} is a run of another configuration (now, there): {'; '.join(changed)}. "
+                f"{self.path} is a run of another configuration (now, in the folder): {'; '.join(changed)}. "
                 f"Choose another folder with --out, or use the same options to resume."
             )
         return True
@@ -125,30 +125,30 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-            _HELD.discard(self.path.resolve())
+            _LOCKED.discard(self.path.resolve())
 
     def _unwritable(self, error: OSError) -> SdrsegError:
         return SdrsegError(f"{self.path}: cannot be written ({error.strerror}). Choose another folder with --out.")
 
     def _take_lock(self) -> None:
         """A record lock: unlike flock, it is not inherited by worker processes, which may outlive a killed run."""
-        here = self.path.resolve()
+        folder = self.path.resolve()
         try:
             lock = (self.path / ".lock").open("ab")
         except OSError as error:
             raise self._unwritable(error) from error
         try:
-            if here in _HELD:
+            if folder in _LOCKED:
                 raise BlockingIOError
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if here not in _HELD:  # closing any handle of the file would give up this process's own lock
+            if folder not in _LOCKED:  # closing any handle of the file would release this process's own lock
                 lock.close()
             raise RunInUseError(
                 f"{self.path} is in use by another process. Wait for it, or choose another --out."
             ) from error
         self._lock = lock
-        _HELD.add(here)
+        _LOCKED.add(folder)
 
     def note_environment(self, device: str, world: int, data: Path | None = None) -> None:
         """Add this start to environment.json: a run may be resumed on other machines."""
@@ -158,7 +158,7 @@ class RunFolder:
                 versions[package] = version(package)
             except PackageNotFoundError:
                 versions[package] = "absent"
-        here = {
+        current = {
             "sdrseg": __version__,
             "commit": source_commit(),
             "python": platform.python_version(),
@@ -170,8 +170,8 @@ class RunFolder:
             "packages": versions,
         }
         known = self.read_json("environment.json") if (self.path / "environment.json").exists() else []
-        if not known or known[-1] != here:
-            write_json(self.path / "environment.json", [*known, here])
+        if not known or known[-1] != current:
+            write_json(self.path / "environment.json", [*known, current])
 
     def read_json(self, name: str) -> Any:
         file = self.path / name
@@ -215,13 +215,14 @@ class RunFolder:
         return load_part(self.step(number), read_meta(self.step(number)), "memory")
 
     def take_steps(self, other: RunFolder) -> None:
-        """Take over the finished steps of another run, as links to the same files where the file system has them."""
+        """Copy the finished steps of another run, as links to the same files where the file system supports them."""
         for number in count():
             if not (other.has_model(number) and other.has_metrics(number)):
                 return
             if not self.has_model(number):
                 self.step(number).mkdir(parents=True, exist_ok=True)
-                for file in sorted(other.step(number).iterdir(), key=lambda file: file.name == "meta.json"):  # it last
+                # meta.json last: with it, the step counts as finished
+                for file in sorted(other.step(number).iterdir(), key=lambda file: file.name == "meta.json"):
                     _link(file, self.step(number) / file.name)
 
     # --- the state within a step ------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ class RunFolder:
 
 
 def _link(source: Path, copy: Path) -> None:
-    """Files of a finished step are never changed in place, so two runs may share them."""
+    """Files of a finished step are never changed in path, so two runs may share them."""
     copy.unlink(missing_ok=True)
     try:
         os.link(source, copy)

@@ -72,7 +72,7 @@ class Job:
 
     @cached_property
     def base(self) -> tuple[type[Method], Config, str]:
-        """The method, configuration and key of step 0; found once, because it takes reading the file of weights."""
+        """The method, configuration and key of step 0; found once, because that reads the file of weights."""
         method, config = base_of(self.method, self.config.of_step(0))
         return method, config, base_key(method, config, self.scenario[0], self.indexes["train"], self.protocol)
 
@@ -118,11 +118,11 @@ EXTENDED_IMAGES = "the available old test images and the held-out images of each
 
 def scored_on(config: Config) -> str:
     """The images on which a run is scored, in words."""
-    held = config.train.holdout
-    if held == 0:
+    share = config.train.holdout
+    if share == 0:
         return TEST_IMAGES
     labels = ", all labels (oracle)" if config.oracle else " of each step with its labels"
-    return f"held-out training images ({100 * held:g} %){labels}"
+    return f"held-out training images ({100 * share:g} %){labels}"
 
 
 def prepare_job(
@@ -197,8 +197,8 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
     write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": _digests(job)})
     trackers = Trackers(job.config.run.loggers, job.folder.path, identity, job.config.to_dict(), job.oracle)
     job.log = Log(job.folder.path, trackers)
-    here = {"sdrseg": __version__, "processes": job.processes.world, "device": device, "commit": source_commit()}
-    job.log.write("start", **identity, **here)
+    machine = {"sdrseg": __version__, "processes": job.processes.world, "device": device, "commit": source_commit()}
+    job.log.write("start", **identity, **machine)
     for note in job.source.notes:
         job.display.say(note)
     for warning in job.scenario.warnings:
@@ -223,20 +223,21 @@ def data_difference(job: Job, saved: dict[str, Any]) -> str | None:
             f"{job.folder.path} is a run of data with the classes {', '.join(saved['classes'])}, not "
             f"{', '.join(job.scenario.classes)}."
         )
-    digests, digests_then = _digests(job), saved["mask_digests"]
-    for step, then in zip(job.scenario, saved["steps"], strict=True):
+    digests, saved_digests = _digests(job), saved["mask_digests"]
+    for step, saved_step in zip(job.scenario, saved["steps"], strict=True):
         if not (job.folder.has_model(step.number) or job.folder.state_of(step.number)):
             continue
-        for ids, ids_then, use in (
-            (step.train_ids, then["train_ids"], "trained on"),
-            (step.test_ids, then["test_ids"], "scored on"),
+        for ids, saved_ids, use in (
+            (step.train_ids, saved_step["train_ids"], "trained on"),
+            (step.test_ids, saved_step["test_ids"], "scored on"),
         ):
-            here, there = {i: digests[i] for i in ids}, {i: digests_then[i] for i in ids_then}
-            if changed := sorted(i for i in here.keys() | there.keys() if here.get(i) != there.get(i)):
-                what = "is new" if changed[0] not in there else "is gone" if changed[0] not in here else "is another"
+            now, then = {i: digests[i] for i in ids}, {i: saved_digests[i] for i in saved_ids}
+            if changed := sorted(i for i in now.keys() | then.keys() if now.get(i) != then.get(i)):
+                what = "is new" if changed[0] not in then else "is gone" if changed[0] not in now else "has changed"
                 more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-                seen = f"step {step.number} was {use} other images or masks"
-                return f"{job.folder.path}: {seen}: {changed[0]} {what}{more}."
+                return (
+                    f"{job.folder.path}: step {step.number} was {use} other images or masks: {changed[0]} {what}{more}."
+                )
     return None
 
 

@@ -28,7 +28,7 @@ def make_fabric(config: Config) -> Fabric:
     """Fabric for this process. Under torchrun or SLURM it joins the others; alone it takes all GPUs, or the CPU."""
     from lightning.fabric import Fabric
 
-    for part in ("fabric", "pytorch"):  # hints about choices that we made
+    for part in ("fabric", "pytorch"):  # hints about settings that we chose
         logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)
     torch.backends.cudnn.deterministic = True  # bit-identical results, and no slower
     gpu = torch.cuda.is_available()
@@ -68,8 +68,8 @@ def _leave() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _devices_and_nodes(here: int) -> tuple[int, int]:
-    """The number of processes per machine and of machines; `here`: the devices of this one."""
+def _devices_and_nodes(local: int) -> tuple[int, int]:
+    """The number of processes per machine and of machines; `local`: the devices of this one."""
     if "LOCAL_WORLD_SIZE" in os.environ:  # torchrun
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         return devices, int(os.environ["WORLD_SIZE"]) // devices
@@ -77,7 +77,7 @@ def _devices_and_nodes(here: int) -> tuple[int, int]:
         nodes = int(os.environ["SLURM_NNODES"])
         return int(os.environ["SLURM_NTASKS"]) // nodes, nodes
     # The others are started with the same command, which a notebook or a prompt does not have.
-    return (1 if hasattr(sys, "ps1") else here), 1
+    return (1 if hasattr(sys, "ps1") else local), 1
 
 
 def _half(accelerator: str) -> MixedPrecision:
@@ -112,13 +112,13 @@ class Interruption:
         self.save: Callable[[], None] | None = None
         self.stop_at: float | None = None
         self._processes = processes
-        self._asked: set[int] = set()  # the numbers of the signals
+        self._signals: set[int] = set()  # received so far
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
+                self._before[number] = signal.signal(number, self._request)
         except ValueError:
             pass  # not in the main thread: the caller handles signals
         return self
@@ -127,18 +127,18 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and number in self._asked:
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and number in self._signals:
             raise KeyboardInterrupt
-        self._asked.add(number)
+        self._signals.add(number)
 
     def check(self, together: bool) -> None:
         """Called after every iteration; stops if any process received a signal. All processes must stop at the same
         iteration, so they communicate in those that are logged (`together`)."""
-        asked = bool(self._asked) or (self.stop_at is not None and time.monotonic() > self.stop_at)
+        asked = bool(self._signals) or (self.stop_at is not None and time.monotonic() > self.stop_at)
         if self._processes.world > 1:
             asked = together and self._processes.any(asked)
         if asked:
             if self.save is not None:
                 self.save()
-            raise InterruptedRunError(min(self._asked, default=signal.SIGTERM))  # in another process, or out of time
+            raise InterruptedRunError(min(self._signals, default=signal.SIGTERM))  # in another process, or out of time

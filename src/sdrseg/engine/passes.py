@@ -59,25 +59,25 @@ class Pass:
     def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """The terms, and the features."""
         images = normalise(batch.images)
-        seen = self._seen(images)
+        target = self._teacher_output(images)
         output = self.student(images)
-        return self.method.terms(self.method.relabel(batch, seen), output, seen), output.features
+        return self.method.terms(self.method.relabel(batch, target), output, target), output.features
 
     def relabelled(self, whole: Batch, parts: list[Batch]) -> Batch:
         """The batch with the labels that the terms get for its parts. The teacher is run twice on each part, because
         its outputs for all parts would take too much memory."""
         if not self.method.relabels:
             return whole
-        new = [self.method.relabel(part, self._seen(normalise(part.images))).labels for part in parts]
+        new = [self.method.relabel(part, self._teacher_output(normalise(part.images))).labels for part in parts]
         return replace(whole, labels=torch.cat(new))
 
     @torch.no_grad()
-    def _seen(self, images: Tensor) -> Output | None:
+    def _teacher_output(self, images: Tensor) -> Output | None:
         if self.teacher is None:
             return None
         with self.fabric.autocast():
-            seen: Output = self.teacher(images)
-        return seen
+            output: Output = self.teacher(images)
+        return output
 
 
 class CompiledPass(Pass):
@@ -115,15 +115,15 @@ class CompiledPass(Pass):
     def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         if self._finish is None:
             return super().forward(batch)
-        images, student, seen = normalise(batch.images), self.student.module, None
+        images, student, teacher = normalise(batch.images), self.student.module, None
         with self.fabric.autocast():
             if self.teacher is not None:
                 with torch.no_grad():
-                    seen = (self.teacher, self._trunk(self.teacher, images))
+                    teacher = (self.teacher, self._trunk(self.teacher, images))
             trunk = self._trunk(student, images)
             half = torch.is_autocast_enabled(images.device.type)
         own = (student, trunk)
-        return self._finish(self.method, batch.images, batch.labels, batch.padding, own, seen, half), trunk[-2]
+        return self._finish(self.method, batch.images, batch.labels, batch.padding, own, teacher, half), trunk[-2]
 
 
 @cache
@@ -153,12 +153,12 @@ def _copy(function: Any) -> FunctionType:
 class GraphPass:
     """Record another pass as a CUDA graph and replay it. The first passes run without a graph and choose kernels."""
 
-    BEFORE = 3  # passes before the recording
+    WARMUP = 3  # passes before the recording
 
     def __init__(self, inner: Pass, say: Callable[[str], None]):
         self.inner, self._say = inner, say
         self.method, self.student = inner.method, inner.student
-        self._left = self.BEFORE
+        self._left = self.WARMUP
         self._graph: torch.cuda.CUDAGraph | None = None
         self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
         self._stream = torch.cuda.Stream(inner.fabric.device)  # type: ignore[no-untyped-call]
@@ -195,8 +195,8 @@ class GraphPass:
         """
         self._batch = batch.map(lambda tensor: tensor.clone(memory_format=torch.preserve_format))
         restore = _snapshot(self.method, self.student.module)
-        draws = torch.cuda.default_generators[self._stream.device_index]
-        drawn = draws.clone_state()
+        generator = torch.cuda.default_generators[self._stream.device_index]
+        random_state = generator.clone_state()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()
         try:
@@ -207,7 +207,7 @@ class GraphPass:
         except Exception as error:  # a method may do anything that cannot be recorded
             self._say(f"no CUDA graph ({first_line(error)}): kernels are launched one by one")
             torch.cuda.synchronize()
-            draws.graphsafe_set_state(drawn)
+            generator.graphsafe_set_state(random_state)
             self.inner.zero_gradients()
             restore()
             self._left = -1
@@ -253,14 +253,14 @@ def make_pass(
         raise UsageError(f"run.speed={speed}: {reason}. Use run.speed=auto.")
     if speed == "graph" and not gpu:
         raise UsageError("run.speed=graph: there is no NVIDIA GPU here. Use run.speed=auto.")
-    made = Pass(fabric, method, student, teacher)
+    result = Pass(fabric, method, student, teacher)
     if speed == "plain" or reason is not None:
-        return made
+        return result
     if speed == "auto" and gpu:
         speed = "compile" if compiling_pays(iterations, config.net.decoder) else "graph"
     if speed == "compile":
-        made = CompiledPass(fabric, method, student, teacher, say)
-    return GraphPass(made, say) if gpu else made
+        result = CompiledPass(fabric, method, student, teacher, say)
+    return GraphPass(result, say) if gpu else result
 
 
 def why_plain(method: Method, config: Config, processes: int) -> str | None:

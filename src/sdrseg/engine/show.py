@@ -20,7 +20,7 @@ def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
     has_background = any(value is not None for value in summary["class_by_step"][0])  # as a class that is scored
     if has_background:
         columns |= {"old_without_background": "old, no background", "all_without_background": "all, no background"}
-    rows = [[k, *(_percent(course[n]) for n in columns)] for k, course in enumerate(summary["miou_by_step"])]
+    rows = [[k, *(_percent(means[n]) for n in columns)] for k, means in enumerate(summary["miou_by_step"])]
     title = f"mIoU after each step on {summary['scored_on']}, in per cent"
     print_table(title, ["step", *columns.values()], rows)
     out = console()

@@ -36,8 +36,8 @@ from sdrseg.weights import load_weights
 Assembled = tuple[Method, Network, Network | None]  # method, student, teacher
 
 
-LOWER = 1 / 3
-TIMES = 4
+RATE_FACTOR = 1 / 3  # of the learning rate, at each retry after a divergence
+RETRIES = 4
 
 
 def train_step(job: Job, step: Step, ready: Assembled | None) -> None:
@@ -45,20 +45,20 @@ def train_step(job: Job, step: Step, ready: Assembled | None) -> None:
 
     `ready`: method and networks, if already assembled.
     """
-    for times in range(TIMES + 1):
-        rate = LOWER**times
+    for retry in range(RETRIES + 1):
+        rate = RATE_FACTOR**retry
         try:
             _train_once(job, step, ready, rate)
             return
         except NotFiniteError as error:
-            if job.config.run.on_divergence == "stop" or times == TIMES:
+            if job.config.run.on_divergence == "stop" or retry == RETRIES:
                 raise
             job.interruption.save = None
-            if times > 0 and job.processes.rank == 0:
+            if retry > 0 and job.processes.rank == 0:
                 job.folder.drop_state()  # the state itself may already be diverging
             job.fabric.barrier()
             job.display.say(
-                f"{str(error).partition(' Images:')[0]} Retrying with {rate * LOWER:.2g} of the learning rate."
+                f"{str(error).partition(' Images:')[0]} Retrying with {rate * RATE_FACTOR:.2g} of the learning rate."
             )
             ready = assemble(job, step, *job.base[:2]) if step.number == 0 else None
 
@@ -95,21 +95,21 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
 def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
     """Train on the images of a step, from the saved state if there is one; return whether any image was unreadable."""
     method, student, teacher = assembled
-    what: Any = (job.source, step.train_ids, step.train_table, config)
-    shown: dict[str, Any] = {"share": job.share, "cache": job.cache("train", "train", step.train_ids)}
-    batches = train_batches(*what, **shown)
+    data: Any = (job.source, step.train_ids, step.train_table, config)
+    options: dict[str, Any] = {"share": job.share, "cache": job.cache("train", "train", step.train_ids)}
+    batches = train_batches(*data, **options)
     order = batches.order
     assert isinstance(order, TrainOrder)
     iterations = len(order)
     _warn(job, step, config, student, iterations)
 
-    def look(when: When) -> None:
+    def run_survey(when: When) -> None:
         if method.wants_survey(when):
-            survey(job.fabric, method, student, teacher, survey_batches(*what, **shown), when)
+            survey(job.fabric, method, student, teacher, survey_batches(*data, **options), when)
 
     state = job.folder.load_state(step.number)
     if state is None:
-        look("before")
+        run_survey("before")
     optimiser = make_optimiser(student, method, config)
     best = Best(config)
     facts: dict[str, Any] = {"iteration": 0, "bad_images": {}}
@@ -126,7 +126,8 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
     wrapped, optimiser = job.fabric.setup(student, optimiser)
     log_every, save_seconds, epochs = config.run.log_every, 60 * config.run.save_minutes, config.train.epochs
     done = facts["iteration"]
-    watch = Watch(step.number, iterations, job.log, job.display.update, log_every, save_seconds, done, epochs)
+    weights = {term.name: term.weight for term in method.known_terms if term.weight}
+    watch = Watch(step.number, iterations, job.log, job.display.update, log_every, save_seconds, done, epochs, weights)
     if job.processes.rank == 0:
         watch.bad.update(facts["bad_images"])
 
@@ -137,7 +138,7 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
             tensors = training_tensors(student, optimiser, method) | with_prefix("best", best.tensors)
             job.folder.save_state(tensors, now)
 
-    def take_score(epoch: int) -> float | None:
+    def score_epoch(epoch: int) -> float | None:
         miou = score(job, step, student, method.decision, ids=job.watched(step)).miou()
         job.log.write("validate", step=step.number, epoch=epoch, miou=miou, scored_on=job.scored_on)
         job.display.validated(step.number, epoch, miou, job.oracle)
@@ -147,7 +148,7 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
         due = best.every > 0 and epoch % best.every == 0
         if not due and not (config.eval.every and epoch % config.eval.every == 0):
             return False
-        miou = take_score(epoch)
+        miou = score_epoch(epoch)
         return due and best.see(epoch, miou, student, method)
 
     job.interruption.save = save
@@ -159,7 +160,7 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
     job.interruption.save = None
     if best.every > 0:
         if watch.iteration == iterations:
-            best.see(epochs, take_score(epochs), student, method)
+            best.see(epochs, score_epoch(epochs), student, method)
         best.restore(student, method, job.fabric.device)
         job.log.write("best", step=step.number, **best.facts())
         job.display.say(f"step {step.number}: the best model is that of epoch {best.epoch}")
@@ -168,7 +169,7 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
     if bad:
         skipped = ", ".join(f"{id} ({quantity(count, 'time')})" for id, count in sorted(bad.items()))
         job.display.say(f"step {step.number}: skipped {quantity(len(bad), 'image')} that cannot be read: {skipped}")
-    look("after")
+    run_survey("after")
     return bool(bad)
 
 
@@ -231,7 +232,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
 
 def _meta(job: Job, step: Step, config: Config, decision: Decision, more: dict[str, Any]) -> dict[str, Any]:
     """Metadata of a saved model: its classes by channel, the steps that introduced them, and its parent."""
-    came = {c: s.number for s in job.scenario for c in s.new}
+    introduced_in = {c: s.number for s in job.scenario for c in s.new}
     parent = None
     if step.number > 0:
         parent = job.folder.read_json(f"steps/{step.number - 1}/meta.json")["files"]["model"]["sha256"]
@@ -241,7 +242,7 @@ def _meta(job: Job, step: Step, config: Config, decision: Decision, more: dict[s
         "protocol": job.scenario.spec.protocol,
         "method": job.method.name,
         "classes": [
-            {"channel": channel, "id": id, "name": job.scenario.classes[id], "step": came[id]}
+            {"channel": channel, "id": id, "name": job.scenario.classes[id], "step": introduced_in[id]}
             | ({"id": 0, "removed": True} if id in job.removed else {})
             for channel, id in enumerate(step.channels)
         ],

@@ -83,13 +83,13 @@ def _make(name: str, folder: Path, spec: str) -> Any:
     label = folder.resolve().name
     if name == "wandb":
         offline = os.environ.get("WANDB_MODE") == "offline"
-        same = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]  # a resumed run continues its page
-        return WandbLogger(name=label, save_dir=folder, project="sdrseg", id=same, offline=offline, resume="allow")
-    where = os.environ.get("MLFLOW_TRACKING_URI")
-    if where is None:  # files in the run folder, which newer versions write only on request
+        run_id = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]  # a resumed run continues its page
+        return WandbLogger(name=label, save_dir=folder, project="sdrseg", id=run_id, offline=offline, resume="allow")
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if uri is None:  # files in the run folder, which newer versions write only on request
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        where = (folder.resolve() / "mlflow").as_uri()
-    return MLFlowLogger(experiment_name=spec, run_name=label, tracking_uri=where)
+        uri = (folder.resolve() / "mlflow").as_uri()
+    return MLFlowLogger(experiment_name=spec, run_name=label, tracking_uri=uri)
 
 
 def _name(name: str) -> str:

@@ -1,7 +1,7 @@
 """What is recorded while a step is trained: the log as JSON lines, trackers, and a progress display.
 
 Terms are kept on the device and read every few iterations, so that logging never makes the GPU wait. A term that is
-not finite is noticed then, with the iteration and the images at which it first was, and before anything is saved.
+not finite is found then, before anything is saved; the message names the iteration and the images.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import math
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,16 +26,6 @@ from sdrseg.threads import adapt
 
 RECENT = 100  # iterations that are searched for the term that grew first
 GROWN = 4.0  # a term has grown when it is this many times its earlier value
-SETTINGS = {
-    "kd": "kd.weight",
-    "enc": "enc.weight",
-    "pm": "pm.weight",
-    "attract": "cl.attract",
-    "repel": "cl.repel",
-    "sp": "sp.weight",
-    "penalty": "importance.weight",
-}
-"""The setting that lowers a term."""
 SHOW_SECONDS = 0.5  # between two updates of the display
 
 
@@ -67,12 +58,12 @@ class Log:
 
     def cut_step(self, step: int) -> None:
         """Remove the lines of a step that starts again (and an incomplete last line of a killed run)."""
-        place, of_a_step = 0, (b'{"event": "train"', b'{"event": "validate"')
+        position, events = 0, (b'{"event": "train"', b'{"event": "validate"')
         for line in self.file.read_bytes().splitlines(keepends=True):
-            if not line.endswith(b"\n") or (line.startswith(of_a_step) and json.loads(line)["step"] >= step):
-                self.cut(place)
+            if not line.endswith(b"\n") or (line.startswith(events) and json.loads(line)["step"] >= step):
+                self.cut(position)
                 return
-            place += len(line)
+            position += len(line)
 
     def close(self) -> None:
         self._lines.close()
@@ -108,9 +99,11 @@ class Watch:
         save_seconds: float,
         iteration: int = 0,
         epochs: int = 1,
+        weights: Mapping[str, str] = MappingProxyType({}),
     ):
+        """`weights`: the setting of each term's weight, by its name."""
         self.step, self.iterations, self.iteration, self.epochs = step, iterations, iteration, epochs
-        self._log, self._display = log, display
+        self._log, self._display, self._weights = log, display, weights
         self._log_every, self._save_seconds = log_every, save_seconds
         self._kept: list[tuple[int, tuple[str, ...], Tensor]] = []  # iteration, names, values
         self._recent: dict[str, deque[tuple[int, float]]] = {}  # (iteration, size) of each term
@@ -120,7 +113,7 @@ class Watch:
         self.rates: tuple[float, ...] = ()  # learning rates of encoder and decoder, for the log
         self.bad: Counter[str] = Counter()  # unreadable images that were skipped, and how often
         self._since = self._saved = self._shown = self._began = time.monotonic()
-        self._before = 0.0  # seconds of the first iteration
+        self._first_seconds = 0.0  # seconds of the first iteration
         self._counted = 0  # iterations since `_began`
         self._first_is_over = False
 
@@ -196,12 +189,12 @@ class Watch:
         """Display an entry with elapsed and remaining time. The first iteration is slower and, if there are more, not
         counted."""
         self._shown = now = time.monotonic()
-        elapsed = now - self._began + self._before
+        elapsed = now - self._began + self._first_seconds
         each = (now - self._began) / self._counted
         left = each * (self.iterations - self.iteration)
         self._display({**entry, "epochs": self.epochs, "elapsed": elapsed, "left": left})
         if not self._first_is_over:
-            self._first_is_over, self._before, self._began, self._counted = True, elapsed, now, 0
+            self._first_is_over, self._first_seconds, self._began, self._counted = True, elapsed, now, 0
 
     def _check(self, values: Values) -> None:
         """Stop the run if any term was not finite since the last check."""
@@ -217,7 +210,7 @@ class Watch:
         what = f"the terms {', '.join(bad)} are" if len(bad) > 1 else f"the term {bad[0]} is"
         grown = self._grown_first()
         rate = "optim.lr" if self.step == 0 else "optim.lr_later"
-        remedy = f"{SETTINGS[grown]} or {rate}" if grown in SETTINGS else rate
+        remedy = f"{self._weights[grown]} or {rate}" if grown in self._weights else rate
         raise NotFiniteError(
             f"step {self.step}, iteration {first}: {what} not finite; {grown} grew first. "
             f"Images: {', '.join(self._ids.get(first, ()))}. The last saved state is intact. Lower {remedy} and start "

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sdrseg.datasets.batches import eval_batches
 from sdrseg.decision import decide
-from sdrseg.engine.evaluate import answers
+from sdrseg.engine.evaluate import labels_and_logits
 from sdrseg.engine.job import Job
 from sdrseg.engine.saved import open_step
 from sdrseg.errors import UsageError
@@ -117,7 +117,7 @@ def _look(job: Job, plan: Plan) -> list[Seen]:
     found: dict[str, Seen] = {}
     for batch in eval_batches(plan.source, step.test_ids, sizes, step.test_table, job.config):
         batch = batch.to(job.fabric.device)
-        both = zip(*(answers(job.fabric, network, batch) for network, _ in models), strict=True)
+        both = zip(*(labels_and_logits(job.fabric, network, batch) for network, _ in models), strict=True)
         for (first, labels, before), (_, _, after) in both:
             said = [decide(z.float(), d) for z, (_, d) in zip((before, after), models, strict=True)]
             for offset in range(len(labels)):

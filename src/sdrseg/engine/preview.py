@@ -37,7 +37,7 @@ def predicted_pictures(
         with job.fabric.autocast():
             predicted = decide(network(normalise(batch.images)).logits, decision)
         parts = zip(batch.images.permute(0, 2, 3, 1), batch.labels, predicted, strict=True)
-        for image, truth, said in parts:
-            masks = (colours[channels.cpu().numpy().astype(np.uint8)] for channels in (truth, said))
+        for image, truth, prediction in parts:
+            masks = (colours[channels.cpu().numpy().astype(np.uint8)] for channels in (truth, prediction))
             shown.append(np.hstack([image.cpu().numpy(), *masks]))
     return shown
