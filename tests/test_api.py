@@ -208,7 +208,7 @@ def test_own_terms_are_shared_out_over_the_parts_of_a_batch():
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("name = 'sdr'; summary = 'x'", "There is a method 'sdr' already"),
+        ("name = 'sdr'; summary = 'x'", "The method 'sdr' exists already"),
         ("name = 'x'", "give the class a line `summary"),
         ("summary = 'x'", "give the class a line `name"),
         ("name = 'a.py'; summary = 'x'", "does not end in .py"),
@@ -253,7 +253,7 @@ def test_a_file_in_place_of_a_name(tmp_path):
         ("x = 1", "registers no method. Put @sdrseg.register_method"),
         ("import sdrseg\n\n1 / 0", r"mine.py, line 3: ZeroDivisionError"),
         ("def f(:", r"mine.py, line .*SyntaxError"),
-        (OWN.format(name="sdr", own=False), "mine.py: There is a method 'sdr' already"),
+        (OWN.format(name="sdr", own=False), "mine.py: The method 'sdr' exists already"),
         (OWN.format(name="new", own=False) + "raise ValueError('no')", "ValueError: no"),
     ],
 )

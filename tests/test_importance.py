@@ -82,7 +82,7 @@ def test_the_penalty_never_enters_the_statistics():
     free, held = (stage.method.memory["fisher"] for stage in stages)
     assert all(torch.equal(free[name], held[name]) for name in free)
     gradients = [dict(stage.student.named_parameters())["classifier.weight"].grad for stage in stages]
-    added = 2 * 1000 * stages[1].method.held["classifier.weight"] * 0.01
+    added = 2 * 1000 * stages[1].method.importances["classifier.weight"] * 0.01
     assert torch.allclose((gradients[1] - gradients[0])[:N_OLD], added, rtol=1e-3, atol=5e-3)
     assert torch.equal(gradients[0][N_OLD:], gradients[1][N_OLD:])
 
@@ -134,7 +134,7 @@ def test_three_steps_of_importances(name):
         old = sum(STEPS[:step])
         method.begin_step(StepInfo(step, old, rows, "disjoint"), student, None)
         if step > 0:
-            held.append(method.held["classifier.bias"].numpy().copy())
+            held.append(method.importances["classifier.bias"].numpy().copy())
         bias = student.classifier.bias
         moved = bias.detach().numpy().copy() + np.cumsum(0.1 * draw.normal(size=(ITERATIONS + 1, len(bias))), 0)
         moved[0] = bias.detach().numpy()

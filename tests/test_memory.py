@@ -200,7 +200,7 @@ def test_the_share_of_new_labels_among_points_like_a_part_of_the_background():
 
 def test_vectors_are_drawn_in_proportion():
     of = m.Vectors(torch.zeros(3, dtype=torch.long), torch.tensor([1.0, 2.0, 1.0]), torch.arange(3.0)[:, None])
-    assert m.drawn(of, 8, 0)[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 2, 2]
+    assert m.draw_vectors(of, 8, 0)[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 2, 2]
 
 
 def test_one_vs_rest_equals_a_loop():

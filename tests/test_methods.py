@@ -409,7 +409,7 @@ def test_ewc_holds_important_parameters_back():
     held = begin("ewc", "disjoint", lr=3e-4)
     for stage in (free, held):
         stage.iterate(6)
-    importance, anchors = held.method.held, held.method.anchors
+    importance, anchors = held.method.importances, held.method.anchors
     assert float(held.method.last_penalty) < 0.7 * float(free.method.last_penalty)
     assert all(0 <= float(i.min()) and float(i.max()) <= 1 for i in importance.values())
     assert anchors.keys() == importance.keys() == dict(held.student.named_parameters()).keys()
@@ -426,7 +426,7 @@ def test_unknown_methods_presets_and_double_names_are_named():
         name = "sdr"
         summary = "a second one"
 
-    with pytest.raises(UsageError, match="There is a method 'sdr' already"):
+    with pytest.raises(UsageError, match="The method 'sdr' exists already"):
         register_method(Other)
 
 
@@ -447,7 +447,7 @@ def test_a_method_of_ones_own_is_a_class():
 
 @pytest.mark.parametrize(
     ("switches", "message"),
-    [({"ce.init": "mib"}, "write 'ce.init': From\\('mib', "), ({"kd": From(1.0, "mine")}, "'kd' is no switch")],
+    [({"ce.init": "mib"}, "write 'ce.init': From\\('mib', "), ({"kd": From(1.0, "mine")}, "'kd' is not a switch")],
 )
 def test_switches_of_another_form_are_named(switches, message):
     with pytest.raises(UsageError, match=f"Odd: {message}"):

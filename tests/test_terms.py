@@ -43,7 +43,7 @@ def test_a_registered_term_is_known_everywhere(drift):
     stage = begin("ft", "disjoint", settings=("drift.weight=2.5",))
     stage.iterate(2)
     assert set(stage.terms[0]) == {"ce", "drift"} and stage.terms[1]["drift"] > 0
-    with pytest.raises(UsageError, match="There is a term 'drift' already"):
+    with pytest.raises(UsageError, match="The term 'drift' exists already"):
         register_term(drift)
 
 

@@ -268,7 +268,7 @@ class RunFolder:
 
 
 def _link(source: Path, copy: Path) -> None:
-    """Files of a finished step are never changed in path, so two runs may share them."""
+    """Files of a finished step are never changed in place, so two runs may share them."""
     copy.unlink(missing_ok=True)
     try:
         os.link(source, copy)

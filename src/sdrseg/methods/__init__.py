@@ -54,7 +54,7 @@ def register_method(method: M) -> M:
             raise UsageError(f'{method.__qualname__}: give the class a line `{needed} = "…"`.')
     if METHODS.get(method.name, method) is not method:
         raise UsageError(
-            f"There is a method {method.name!r} already ({METHODS[method.name].__qualname__}). Choose another name."
+            f"The method {method.name!r} exists already ({METHODS[method.name].__qualname__}). Choose another name."
         )
     if method.name.endswith(".py") or ":" in method.name:
         raise UsageError(f"{method.name!r}: the name of a method has no colon and does not end in .py.")
@@ -62,7 +62,7 @@ def register_method(method: M) -> M:
         for key, value in values.items():
             if key.count(".") != 1:
                 raise UsageError(
-                    f'{method.__qualname__}: {key!r} is no switch. Write "section.key", as in "kd.weight".'
+                    f'{method.__qualname__}: {key!r} is not a switch. Write "section.key", as in "kd.weight".'
                 )
             if not isinstance(value, From):
                 raise UsageError(f'{method.__qualname__}: write {key!r}: From({value!r}, "where it comes from").')
@@ -135,10 +135,10 @@ def method_layers(
     source = find_source(data_set) if data_set and preset == "default" else None
     if source is not None and source.own_data:
         layers.insert(1, ("preset default for one's own data", _nested(OWN_DATA)))
-    given = source.limits if source is not None else {}
-    limits = dict(given.get("*", {}))
+    declared = source.limits if source is not None else {}
+    limits = dict(declared.get("*", {}))
     for kind in reversed(method.__mro__):  # rows of an ablation have the limits of their method
-        limits |= given.get(vars(kind).get("name", ""), {})
+        limits |= declared.get(vars(kind).get("name", ""), {})
     limited = {key: From(most, "") for key, most in limits.items() if key in values and values[key].value > most}
     return [*layers, (LIMITED, _nested(limited))] if limited else layers
 

@@ -10,7 +10,7 @@ from sdrseg.distributed import Processes
 from sdrseg.losses.pixels import widest
 from sdrseg.methods.memory import Memory, Sample
 
-ALIKE = 0.1  # temperature of the similarity between classes
+TEMPERATURE = 0.1  # temperature of the similarity between classes
 ROWS = 4096  # vectors whose distances are computed at once
 
 
@@ -35,8 +35,8 @@ class Drift:
         weight = torch.zeros_like(shift[:, 0]).index_add_(0, remembered.owner, remembered.points)
         centre = torch.zeros_like(shift).index_add_(0, remembered.owner, remembered.mean * remembered.points[:, None])
         centre = F.normalize(centre / weight[:, None].clamp_min(1), dim=1)
-        alike = (centre @ centre.T / ALIKE).masked_fill(count[:, 0] == 0, -torch.inf).softmax(1)
-        return torch.where(count > 0, shift, alike @ shift)
+        similarity = (centre @ centre.T / TEMPERATURE).masked_fill(count[:, 0] == 0, -torch.inf).softmax(1)
+        return torch.where(count > 0, shift, similarity @ shift)
 
 
 def share_of_new(background: Memory, sample: Sample, first: int) -> Tensor:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 When = Literal["before", "after"]
-SEES_TEACHER = ("begin_step", "survey", "relabel", "terms", "more_terms", "own_terms")
+TEACHER_HOOKS = ("begin_step", "survey", "relabel", "terms", "more_terms", "own_terms")
 
 
 class From(NamedTuple):
@@ -125,7 +125,7 @@ class Method(PixelTerms):
     def needs_teacher(self) -> bool:
         """Whether a term or an overridden hook uses the model of the previous step."""
         config, kind = self.config, type(self)
-        if any(getattr(kind, hook) is not getattr(Method, hook) for hook in SEES_TEACHER):
+        if any(getattr(kind, hook) is not getattr(Method, hook) for hook in TEACHER_HOOKS):
             return True
         relabels = config.pseudo.threshold > 0 or config.cl.labels == "pseudo"
         return relabels or any(term.needs_teacher for term in self.objective_terms)
@@ -195,8 +195,8 @@ class Method(PixelTerms):
             if name in known:
                 raise UsageError(f"method {self.name}: more_terms returns {name!r}, which exists already. Rename it.")
             if not isinstance(term, Tensor) or term.dim() > 0:
-                is_now = f"shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
-                raise UsageError(f"method {self.name}: the term {name!r} is not a tensor of one number, but {is_now}.")
+                found = f"shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
+                raise UsageError(f"method {self.name}: the term {name!r} is not a tensor of one number, but {found}.")
 
     def objective(self) -> str:
         """The objective of the later steps as a formula."""

@@ -61,7 +61,7 @@ class ImportanceMethod(Method):
     def __init__(self, config: Config, processes: Processes | None = None):
         super().__init__(config, processes)
         self.anchors: Named = {}  # θ_old; empty in step 0
-        self.held: Named = {}  # Ĩ of the anchors, 0..1
+        self.importances: Named = {}  # Ĩ of the anchors, 0..1
         self.memory: dict[str, Named] = {}  # statistics by name, then by parameter
         self.rows: list[int] = []  # of the classifier, by the step that added them
         self.iteration = 0
@@ -77,7 +77,7 @@ class ImportanceMethod(Method):
         super().begin_step(step, student, teacher)
         if step.number == 0:
             self.memory, self.rows = {}, []
-        self.held = {n: self.importance(n) for n in self.anchors}
+        self.importances = {n: self.importance(n) for n in self.anchors}
         self.rows += [step.n_new] if step.n_new > 0 else []
         self.iteration = 0
         self.last_penalty = torch.zeros((), device=next(student.parameters()).device)
@@ -92,12 +92,12 @@ class ImportanceMethod(Method):
                 continue
             self.gather(name, parameter.grad, parameter)
             if name in self.anchors:
-                parameter.grad += weight * penalty_gradient(parameter, self.anchors[name], self.held[name])
+                parameter.grad += weight * penalty_gradient(parameter, self.anchors[name], self.importances[name])
 
     @torch.no_grad()
     def after_update(self, student: Network) -> None:
         if self.anchors:
-            self.last_penalty.copy_(penalty(self._parameters(student), self.anchors, self.held))
+            self.last_penalty.copy_(penalty(self._parameters(student), self.anchors, self.importances))
 
     @torch.no_grad()
     def end_step(self, student: Network) -> None:
@@ -108,9 +108,9 @@ class ImportanceMethod(Method):
         """The importance of a parameter of the old model, 0..1, in its shape."""
         raise NotImplementedError
 
-    def normalised(self, what: str, name: str) -> Tensor:
+    def normalised(self, kind: str, name: str) -> Tensor:
         """Statistics of a parameter of the old model, normalised to 0..1; each step's classifier rows separately."""
-        return normalised(self.memory[what][name], self.rows if name.startswith("classifier.") else ())
+        return normalised(self.memory[kind][name], self.rows if name.startswith("classifier.") else ())
 
     def begin_statistics(self, parameters: Named) -> None:
         """Allocate statistics for the parameters of this step, including new rows."""
@@ -125,19 +125,19 @@ class ImportanceMethod(Method):
 
     def state_dict(self) -> dict[str, Tensor]:
         state = super().state_dict()
-        kept = {"anchors": self.anchors, "held": self.held, **self.memory}
-        state |= {f"{PREFIX}.{what}.{n}": tensor for what, named in kept.items() for n, tensor in named.items()}
+        kept = {"anchors": self.anchors, "importances": self.importances, **self.memory}
+        state |= {f"{PREFIX}.{kind}.{n}": tensor for kind, named in kept.items() for n, tensor in named.items()}
         numbers = {"iteration": torch.tensor(self.iteration), "rows": torch.tensor(self.rows, dtype=torch.long)}
         return state | {f"{PREFIX}.{n}": t for n, t in numbers.items()} | {f"{PREFIX}.penalty": self.last_penalty}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         super().load_state_dict(state)
-        kept: dict[str, Named] = {"anchors": {}, "held": {}}
+        kept: dict[str, Named] = {"anchors": {}, "importances": {}}
         for key, tensor in state.items():
             if key.startswith(f"{PREFIX}.") and key.count(".") > 1:
-                _, what, name = key.split(".", 2)
-                kept.setdefault(what, {})[name] = tensor.clone()
-        self.anchors, self.held = kept.pop("anchors"), kept.pop("held")
+                _, kind, name = key.split(".", 2)
+                kept.setdefault(kind, {})[name] = tensor.clone()
+        self.anchors, self.importances = kept.pop("anchors"), kept.pop("importances")
         self.memory = kept
         self.iteration = int(state[f"{PREFIX}.iteration"])
         self.rows = state[f"{PREFIX}.rows"].tolist()

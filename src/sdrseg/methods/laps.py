@@ -1,8 +1,8 @@
 """LAPS: latent anchors, per-class sigmoids. Each class has its own binary classifier; no image is stored.
 
-Old rows of the classifier stay as they are. New rows learn "yes" from the labels of the step and "no" from everything
-else: the other pixels of the step, and features drawn from a memory of background and old classes, weighted so that all
-of them count as they do in the data seen so far. docs/laps.md has the equations, what was tried and what it gave.
+Old rows of the classifier stay as they are. The positives of new rows are the pixels labelled with their class, the
+negatives everything else: the other pixels of the step, and features drawn from a memory of background and old classes,
+weighted so that all of them count as they do in the data seen so far. docs/laps.md has the equations and the ablation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sdrseg.losses.pixels import masked_sums, to_grid
 from sdrseg.methods.adjust import Drift, share_of_new
 from sdrseg.methods.base import From, Method, StepInfo, When
 from sdrseg.methods.discriminant import Rest, discriminant
-from sdrseg.methods.memory import LatentMemory, Memory, Replay, Sample, drawn
+from sdrseg.methods.memory import LatentMemory, Memory, Replay, Sample, draw_vectors
 from sdrseg.methods.terms import Term
 from sdrseg.network import next_multiple
 
@@ -85,7 +85,7 @@ def anchor(method: Method, batch: Batch, student: Output, teacher: Output | None
 class LAPS(Method):
     name = section = "laps"
     settings = Laps
-    summary = "One sigmoid a class: new rows learn against remembered features, old rows stay as they are"
+    summary = "One sigmoid per class: new rows learn against remembered features, old rows stay as they are"
     own_step0 = True  # a softmax model gives meaningless sigmoids
     replayable = Method.replayable
     decision: Decision = "sigmoid"
@@ -95,7 +95,7 @@ class LAPS(Method):
         Term("anchor", "change of the embedding", "L_anchor", "laps.anchor", True, anchor),
     )
     switches = {
-        "ce.kind": From("one_vs_rest", "a class has a row of its own; background is where none says yes"),
+        "ce.kind": From("one_vs_rest", "each class has its own binary row; background is where none is positive"),
         "kd.kind": From("binary", "sigmoids, summed over the old classes, as in DKD and STAR"),
         "kd.weight": From(5.0, "DKD and STAR"),
     }
@@ -224,8 +224,8 @@ class LAPS(Method):
             s = self.scores_of(r.points)
             sums["replay"].append(rejection(s[:, n_old:], r.represents))
             sums["versus"].append(against_old_rows(s[:, n_old:], s[:, :n_old], r.owner, r.represents))
-        nothing, weights = torch.zeros_like(self.scale), self.weights()
-        return {n: torch.stack([nothing, *parts]).sum() / self.scale for n, parts in sums.items() if weights[n] > 0}
+        zero, weights = torch.zeros_like(self.scale), self.weights()
+        return {n: torch.stack([zero, *parts]).sum() / self.scale for n, parts in sums.items() if weights[n] > 0}
 
     def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
         """The teacher's logits; where the label is a new class, the target of old rows is 0 if `laps.on_new` is no."""
@@ -261,8 +261,8 @@ class LAPS(Method):
 
     def old_class(self, labels: Tensor, teacher: Output, embedding: Tensor) -> Tensor:
         """(B, h, w): the old class that the teacher predicts where the label is background, else 0."""
-        seen = decide(at_least_float32(teacher.coarse), self.step.teacher_decision)
-        return torch.where(self._on_grid(labels, embedding) == 0, seen, 0)
+        predicted = decide(at_least_float32(teacher.coarse), self.step.teacher_decision)
+        return torch.where(self._on_grid(labels, embedding) == 0, predicted, 0)
 
     @torch.no_grad()
     def _start_rows(self) -> None:
@@ -271,7 +271,7 @@ class LAPS(Method):
         no = [(sample.of(0)[:NEGATIVES], float(sample.counts[0]))]
         share = float(sample.counts.sum() / self.seen)
         memories = self._remembered().values()
-        no += [(drawn(part, NEGATIVES, self._seed()), share * float(part.points.sum())) for part in memories]
+        no += [(draw_vectors(part, NEGATIVES, self._seed()), share * float(part.points.sum())) for part in memories]
         length = float(self._old_rows().norm(dim=1).mean())
         if not any(count > 0 for _, count in no):
             return  # only the new classes are labelled, and nothing is remembered
@@ -301,9 +301,9 @@ class LAPS(Method):
         return self.memory.filled(classes, channels).nbytes
 
     def state_dict(self) -> dict[str, Tensor]:
-        mine = {"laps.iteration": torch.tensor(self.iteration), "laps.seen": self.seen}
-        mine |= {} if self.hidden is None else {"laps.hidden": self.hidden}
-        return super().state_dict() | self.memory.state_dict() | mine
+        own_state = {"laps.iteration": torch.tensor(self.iteration), "laps.seen": self.seen}
+        own_state |= {} if self.hidden is None else {"laps.hidden": self.hidden}
+        return super().state_dict() | self.memory.state_dict() | own_state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         super().load_state_dict(state)

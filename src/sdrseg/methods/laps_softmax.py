@@ -21,7 +21,7 @@ class LAPSSoftmax(LAPS):
     """A new row is a binary decision against all old rows together, which stay unchanged."""
 
     name = "laps-softmax"
-    summary = "LAPS on a softmax model: new rows answer against the log-sum-exp of the old ones"
+    summary = "LAPS on a softmax model: new rows against the log-sum-exp of the old ones"
     own_step0 = False  # plain training
     decision: Decision = "softmax"
     switches = {

@@ -1,7 +1,7 @@
 """SDR's four terms on the encoder's features, and the running prototypes they need.
 
 Prototypes are accumulated for every method, as image and as pixel means, so that any method can start from any base.
-Order within an iteration: prototypes take in the batch, then the terms look at them.
+In an iteration, the batch updates the prototypes first; the terms then use them.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class LatentSpace:
         self._learned[0] = updates_background_prototype(self.config, step.protocol, step.number)
         self._contrasted = torch.ones_like(self._learned)
         self._contrasted[0] = self.config.cl.background != "exclude"
-        self._known_anyway = torch.zeros_like(self._learned)
-        self._known_anyway[0] = self.config.cl.background == "include"
+        self._always_known = torch.zeros_like(self._learned)
+        self._always_known[0] = self.config.cl.background == "include"
 
     def weights(self) -> dict[str, float]:
         return {name: TERMS[name].weight_in(self.config) for name in ("pm", "attract", "repel", "sp")}
@@ -180,7 +180,7 @@ class LatentSpace:
     def _contrast(self, features: Tensor, labels: Tensor, sums: ClassSums, pseudo: Tensor) -> dict[str, Tensor]:
         cl, average = self.config.cl, self.config.proto.average
         mean_of, seen = self.prototypes[average]
-        prototypes = Prototypes(mean_of, seen + self._known_anyway)
+        prototypes = Prototypes(mean_of, seen + self._always_known)
         if cl.labels == "pseudo":
             labels = pseudo
             sums = self.processes.sum_all(class_sums(features, pseudo, self.step.classes))
@@ -243,11 +243,11 @@ class LatentSpace:
         """Hoyer sparsity and active channels of F, distance of features to their prototypes, and between prototypes."""
         labels = self._grid(batch, features)
         prototypes = self.prototypes[self.config.proto.average]
-        apart = attraction_norm_sums(features, labels, prototypes, torch.ones_like(self._learned))
+        distances = attraction_norm_sums(features, labels, prototypes, torch.ones_like(self._learned))
         return {
             "hoyer": mean(self.processes.sum(hoyer_sums(features, labels))),
             "active_channels": mean(self.processes.sum(active_sums(features, labels))),
-            "to_prototype": attraction_norm(self.processes.sum(apart), "mean"),
+            "to_prototype": attraction_norm(self.processes.sum(distances), "mean"),
             "prototype_gap": smallest_gap(prototypes),
         }
 

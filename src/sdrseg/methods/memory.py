@@ -1,8 +1,8 @@
 """The memory of LAPS between steps: the distribution of the classifier's input for each class. No images, no labels.
 
-A `Sample` draws feature vectors of every class uniformly from a pass over the data. `fit` makes of them a mean, a
-low-rank covariance and a diagonal for each class and for clusters of background, or keeps vectors as they are. `Replay`
-turns either into points, drawn again in every iteration.
+A `Sample` draws feature vectors of every class uniformly from a pass over the data. `fit` computes from them a mean,
+a low-rank covariance and a diagonal for each class and for clusters of background, or keeps vectors as they are.
+`Replay` turns either into points, drawn again in every iteration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sdrseg.distributed import Processes
 BACKGROUND, CLASS = 8192, 2048  # feature vectors sampled from background, and from any other class
 KEPT = 512  # how many vectors of a class are stored for memory = features
 POINTS = 1024  # cells sampled from an image
-FAR = torch.iinfo(torch.int64).max
+EMPTY = torch.iinfo(torch.int64).max  # the key of an empty slot
 
 
 class Sample:
@@ -27,9 +27,9 @@ class Sample:
     on images and positions only, so the sample does not depend on batches or processes."""
 
     def __init__(self, classes: int, channels: int, device: torch.device):
-        self.room = torch.tensor([BACKGROUND] + [CLASS] * (classes - 1), device=device)
-        self.first = self.room.cumsum(0) - self.room
-        self.keys = torch.full((int(self.room.sum()),), FAR, device=device)
+        self.slots = torch.tensor([BACKGROUND] + [CLASS] * (classes - 1), device=device)
+        self.first = self.slots.cumsum(0) - self.slots
+        self.keys = torch.full((int(self.slots.sum()),), EMPTY, device=device)
         self.vectors = torch.zeros(len(self.keys), channels, device=device)
         self.counts = torch.zeros(classes, dtype=torch.long, device=device)
 
@@ -41,7 +41,7 @@ class Sample:
         key = _keys(ids, len(y) // len(ids), y.device)
         known = y < len(self.counts)
         x, y, key = x[known], y[known], key[known]
-        slot = self.first[y] + (key >> 24) % self.room[y]
+        slot = self.first[y] + (key >> 24) % self.slots[y]
         self.keys.scatter_reduce_(0, slot, key, "amin")
         won = self.keys[slot] == key
         self.vectors[slot[won]] = x[won]
@@ -51,21 +51,21 @@ class Sample:
         """Merge the samples of all processes."""
         if processes.world > 1:
             smallest = -processes.max(-self.keys)
-            mine = (self.keys == smallest) & (smallest < FAR)
+            mine = (self.keys == smallest) & (smallest < EMPTY)
             self.vectors = processes.sum(torch.where(mine[:, None], self.vectors, 0))
             self.keys, self.counts = smallest, processes.sum(self.counts)
 
     def of(self, channel: int) -> Tensor:
         """The vectors of a class, (M, D)."""
-        rows = slice(int(self.first[channel]), int(self.first[channel] + self.room[channel]))
-        return self.vectors[rows][self.keys[rows] < FAR]
+        rows = slice(int(self.first[channel]), int(self.first[channel] + self.slots[channel]))
+        return self.vectors[rows][self.keys[rows] < EMPTY]
 
 
-def _keys(ids: Sequence[str], places: int, device: torch.device) -> Tensor:
+def _keys(ids: Sequence[str], positions: int, device: torch.device) -> Tensor:
     """A 62-bit number for each position of each image, (B · positions,)."""
     images = [int.from_bytes(hashlib.blake2b(id.encode(), digest_size=7).digest()) for id in ids]
     mixed = (
-        torch.tensor(images, device=device)[:, None] + torch.arange(1, places + 1, device=device) * 0x9E3779B97F4A7C1
+        torch.tensor(images, device=device)[:, None] + torch.arange(1, positions + 1, device=device) * 0x9E3779B97F4A7C1
     )
     for shift, factor in ((30, 0x3F58476D1CE4E5B9), (27, 0x14D049BB133111EB)):  # SplitMix64
         mixed = (mixed ^ (mixed >> shift)) * factor
@@ -86,7 +86,7 @@ def gaussians(vectors: Tensor, owner: int, count: float, rank: int, clusters: in
     """The components of the vectors (N, D) of one class, which represent `count` points. Computed in float64 on the
     CPU, so that every machine gives the same."""
     x = vectors.cpu().double()
-    made = []
+    components = []
     group = _cluster(x, min(clusters, len(x)))
     for number in range(int(group.max()) + 1):
         own = x[group == number]
@@ -103,8 +103,8 @@ def gaussians(vectors: Tensor, owner: int, count: float, rank: int, clusters: in
                 directions * largest.sign() * values[-kept:].clamp_min(0).sqrt()
             )  # rounding flips no sign
         variance = (total - factor.square().sum(1)).clamp_min(0)
-        made.append((torch.tensor(owner), torch.tensor(count * len(own) / len(x)), mean, factor, variance))
-    parts = [torch.stack(parts).to(vectors.device) for parts in zip(*made, strict=True)]
+        components.append((torch.tensor(owner), torch.tensor(count * len(own) / len(x)), mean, factor, variance))
+    parts = [torch.stack(parts).to(vectors.device) for parts in zip(*components, strict=True)]
     return Gaussians(parts[0], *(part.float() for part in parts[1:]))
 
 
@@ -176,8 +176,8 @@ def fit(vectors: Tensor, owner: int, count: float, form: Form, rank: int, cluste
     return gaussians(vectors, owner, count, rank if owner > 0 else 0, clusters if owner == 0 else 1)
 
 
-def drawn(memory: Memory, number: int, seed: int) -> Tensor:
-    """(number, D) vectors, as many of each component as it has points; the same for the same seed."""
+def draw_vectors(memory: Memory, number: int, seed: int) -> Tensor:
+    """(number, D) vectors, from each component in proportion to its points; the same for the same seed."""
     share = memory.points.cumsum(0) / memory.points.sum().clamp_min(1e-12)
     even = (torch.arange(number, device=share.device) + 0.5) / number
     chosen = torch.searchsorted(share, even).clamp_max(len(share) - 1)
@@ -198,13 +198,14 @@ class LatentMemory:
         """Add the background and the new classes of a step."""
         options = (self.form, self.rank, self.clusters)
         seen = [(c, sample.of(c)) for c in new]
-        fresh = [fit(x, c, float(sample.counts[c]), *options) for c, x in seen if len(x) > 0]
-        self.classes = joined([part for part in (self.classes, *fresh) if part is not None]) if fresh else self.classes
+        parts = [] if self.classes is None else [self.classes]
+        parts += [fit(x, c, float(sample.counts[c]), *options) for c, x in seen if len(x) > 0]
+        self.classes = joined(parts) if parts else None
         x, count = sample.of(0), float(sample.counts[0])
         if self.background is not None:
             before = float(self.background.points.sum())
             old = round(BACKGROUND * before / max(1.0, before + count))
-            x = torch.cat([drawn(self.background, old, seed), x[: BACKGROUND - old]])
+            x = torch.cat([draw_vectors(self.background, old, seed), x[: BACKGROUND - old]])
             count += before
         if len(x) > 0:
             self.background = fit(x, 0, count, *options)

@@ -58,9 +58,9 @@ def require_appeared(method: Method, seen: Collection[str]) -> None:
             )
 
 
-def require_super(method: Method, hook: str, left: str) -> None:
+def require_super(method: Method, hook: str, attribute: str) -> None:
     """Raise an error if a hook of a custom method did not call the one it overrides, which sets an attribute."""
-    if not hasattr(method, left):
+    if not hasattr(method, attribute):
         raise UsageError(f"method {method.name}: its {hook} has to call super().{hook}(…).")
 
 
@@ -75,7 +75,7 @@ def require_weights(method: Method) -> None:
     if added and kind.more_terms is Method.more_terms and kind.terms is Method.terms:
         raise UsageError(
             f"method {method.name}: its weights() names {', '.join(added)}, but nothing computes that. Write a method "
-            f"more_terms() that returns it (is it misspelt?)."
+            f"more_terms() that returns it (or check its spelling)."
         )
 
 

@@ -74,12 +74,12 @@ class PixelTerms:
 
     def counts(self, batch: Batch) -> dict[str, Tensor]:
         """The number of pixels in the means of CE and KD."""
-        everything = torch.ones_like(batch.padding)
+        all_pixels = torch.ones_like(batch.padding)
         all_count = self.config.ce.reduction == "all" or self.config.ce.kind == "binary"
         kept = self.distilled(batch)
         if self.config.kd.kind == "cil":
             kept = kept & ((batch.labels == 0) | (batch.labels == VOID))
-        chosen: dict[str, Tensor] = {"ce": everything if all_count else batch.labels != VOID, "kd": kept}
+        chosen: dict[str, Tensor] = {"ce": all_pixels if all_count else batch.labels != VOID, "kd": kept}
         if self._class_weights is not None and not all_count:
             labels, certain = self._split(batch.labels)
             chosen["ce"] = pixel_weights(labels, self._hidden(), self._class_weights)

@@ -29,7 +29,7 @@ PRESETS: dict[str, dict[str, From]] = {
         **OFFICIAL_NORM,
         "optim.lr": From(1e-2, "paper: section 5"),
         "optim.lr_later": From(1e-3, "paper: section 5"),
-        "optim.nesterov": From(False, "paper: SGD with momentum, no word of Nesterov"),
+        "optim.nesterov": From(False, "paper: SGD with momentum; Nesterov is not mentioned"),
     },
     "official": {
         **OFFICIAL_NORM,

@@ -19,13 +19,13 @@ def show_methods(json: bool) -> None:
     if json:
         print_json([_brief(method) for method in METHODS.values()])
         return
-    heads = ["name", "summary", "objective of later steps", "step 0"]
+    headers = ["name", "summary", "objective of later steps", "step 0"]
     for title, chosen in (
         ("Methods", [m for m in METHODS.values() if m not in STUDIES]),
         ("The paper's studies", STUDIES),
     ):
         rows = [[m.name, m.summary, _build(m).objective(), "own" if m.own_step0 else "shared"] for m in chosen]
-        print_table(title, heads, rows)
+        print_table(title, headers, rows)
 
 
 def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
@@ -67,7 +67,7 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     print_table("Terms", ["term", "weight", "meaning"], terms)
     if own_values:
         rows = [[key, value["value"], value["help"]] for key, value in own_values.items()]
-        print_table("Settings of its own", ["setting", "value", "meaning"], rows)
+        print_table("Own settings", ["setting", "value", "meaning"], rows)
     rows = [[key, f"{v.value:g}" if isinstance(v.value, float) else v.value, v.source, by] for by, key, v in values]
     print_table("Settings", ["setting", "value", "source", "set by"], rows)
 

@@ -8,10 +8,11 @@ from sdrseg.methods.base import From, Method
 from sdrseg.methods.finetune import FineTune, Offline
 from sdrseg.methods.laps import LAPS
 from sdrseg.methods.sdr import SDR
+from sdrseg.methods.terms import TERMS
 from sdrseg.variants import SparsityVariant
 
 ROW = "paper: ablation table, VOC 15-1 disjoint"
-OFF: dict[str, Any] = {"kd.weight": 0.0, "pm.weight": 0.0, "cl.attract": 0.0, "cl.repel": 0.0, "sp.weight": 0.0}
+OFF = {term.weight: 0.0 for term in TERMS.values() if term.weight in SDR.switches}
 
 
 PM = {"pm__weight": SDR.switches["pm.weight"].value}
@@ -24,14 +25,14 @@ def variant(of: type[Method], name: str, summary: str, source: str, **values: An
 
     What it changes holds in every preset; what it shares with the other one follows the preset.
     """
-    given = {key.replace("__", "."): From(value, source) for key, value in values.items()}
-    changed = {key for key, new in given.items() if key not in of.switches or of.switches[key].value != new.value}
+    changes = {key.replace("__", "."): From(value, source) for key, value in values.items()}
+    changed = {key for key, new in changes.items() if key not in of.switches or of.switches[key].value != new.value}
     by_preset = {
         preset: {key: value for key, value in kept.items() if key not in changed}
         for preset, kept in of.by_preset.items()
     }
     members: dict[str, Any] = {"trains_step0_like": of.trains_step0_like or of} if of.own_step0 else {}
-    members |= {"name": name, "summary": summary, "switches": {**of.switches, **given}, "by_preset": by_preset}
+    members |= {"name": name, "summary": summary, "switches": {**of.switches, **changes}, "by_preset": by_preset}
     return type(f"Variant_{name}", (of,), {**members, "__doc__": summary})
 
 
@@ -43,7 +44,7 @@ def _ablation() -> list[type[Method]]:
         ("5", "UNCE, matching, sparsity, contrast", PM | SP | CL),
         ("cl", "UNCE, contrast alone", CL),
     ]
-    made = [
+    variants = [
         variant(FineTune, "ablation-1", "Ablation row 1: CE (the same as ft)", ROW),
         variant(FineTune, "ablation-2", "Ablation row 2: CE, standard KD", ROW, kd__kind="standard", kd__weight=100.0),
         variant(FineTune, "ablation-1u", "Ablation row 1 with UNCE", ROW, ce__kind="unbiased_if_masked"),
@@ -59,10 +60,10 @@ def _ablation() -> list[type[Method]]:
     ]
     for number, what, values in rows:
         label = f"Ablation row {number}" if number.isdigit() else "Ablation, text"
-        made.append(variant(SDR, f"ablation-{number}", f"{label}: {what}", ROW, **without | values))
-    made.append(variant(SDR, "ablation-6", "Ablation row 6: SDR with standard KD", ROW, kd__kind="standard"))
-    made.append(variant(SDR, "ablation-7", "Ablation row 7: SDR", ROW))
-    return made
+        variants.append(variant(SDR, f"ablation-{number}", f"{label}: {what}", ROW, **without | values))
+    variants.append(variant(SDR, "ablation-6", "Ablation row 6: SDR with standard KD", ROW, kd__kind="standard"))
+    variants.append(variant(SDR, "ablation-7", "Ablation row 7: SDR", ROW))
+    return variants
 
 
 def _sparsity() -> list[type[Method]]:
@@ -76,7 +77,7 @@ def _sparsity() -> list[type[Method]]:
 def _standard() -> list[type[Method]]:
     """Standard segmentation: the latent terms in one step with all classes."""
     source = "paper: table of standard semantic segmentation"
-    made = []
+    variants = []
     for name, values in (("sp", SP), ("cl", CL), ("sp-cl", SP | CL)):
         summary = f"Offline with {name.replace('-', ' and ')} switched on in step 0"
         extra = variant(Offline, f"offline-{name}", summary, source, latent__step0=True, **values)
@@ -86,8 +87,8 @@ def _standard() -> list[type[Method]]:
             preset: {key: value for key, value in changes.items() if key.partition(".")[0] in sections}
             for preset, changes in SDR.by_preset.items()
         }
-        made.append(extra)
-    return made
+        variants.append(extra)
+    return variants
 
 
 def _laps() -> list[type[Method]]:

@@ -72,7 +72,7 @@ TERMS: dict[str, Term] = {}
 def register_term(term: Term) -> Term:
     """Register a term for all methods; a weight above 0 enables it."""
     if term.name in TERMS:
-        raise UsageError(f"There is a term {term.name!r} already. Choose another name.")
+        raise UsageError(f"The term {term.name!r} exists already. Choose another name.")
     TERMS[term.name] = term
     return term
 
