@@ -144,7 +144,7 @@ def upsamplings(
         upstream = logits(images, channels, 4 * size // stride, device).to(to)
 
         def larger(maps: Tensor = maps, up: Tensor = upstream, align: bool = align, to: torch.dtype = to) -> Tensor:
-            return upsample(maps, (up.shape[-2], up.shape[-1]), align_corners=align, kind=to)
+            return upsample(maps, (up.shape[-2], up.shape[-1]), align_corners=align, dtype=to)
 
         def once(forward: Callable[[], Tensor], maps: Tensor = maps, up: Tensor = upstream) -> Any:
             return torch.autograd.grad(forward(), maps, up)

@@ -30,10 +30,10 @@ for kind in ("*bf16", "*fp32", "*fp16"):
     compile(triton_depthwise.weights, [kind] * 2 + ["*fp32"] + ["i32"] * 5, **triton_depthwise.GROUP)
 for back in (False, True):
     for channels in (17, 61, 151):
-        shares = triton_pixels.share_out(channels)
+        shares = triton_pixels.block_shape(channels)
         types = ["*fp32", "*fp32", "*u8", "*u8", "*fp32", "*fp32", *["i32"] * 4]
         for distil in (False, True):
-            ptx = compile(triton_pixels.losses, types, triton_pixels.WARPS, BACK=back, DISTIL=distil, **shares)
+            ptx = compile(triton_pixels.losses, types, triton_pixels.WARPS, BACKWARD=back, DISTIL=distil, **shares)
             assert "fma.rn" in ptx
 for kind in ("*bf16", "*fp32", "*fp16"):
     sizes = [*["i32"] * 5, *["fp32"] * 3]

@@ -45,7 +45,7 @@ for case in sys.argv[1:]:
 assert len(calls) == 2 * len(sys.argv[1:])  # forward and backward
 half = maps.detach().half().requires_grad_()
 assert upsampling.upsample(half, (8, 8)).dtype == torch.float32
-assert upsampling.upsample(half, (8, 8), kind=torch.float16).dtype == torch.float16
+assert upsampling.upsample(half, (8, 8), dtype=torch.float16).dtype == torch.float16
 (back,) = torch.autograd.grad(upsampling.upsample(half, (8, 8)).sum(), half)
 assert back.dtype == torch.float16
 assert abs(back.double().sum() / (8 * 8 * half[:, :, 0, 0].numel()) - 1) < 1e-3
@@ -99,7 +99,7 @@ def test_upsampling_equals_float64(shape, size, kind, align):
     back = [torch.autograd.grad(said, given, gradient.cuda(), retain_graph=True)[0] for _ in range(5)]
     assert all(torch.equal(back[0], other) for other in back)
     close(back[0], torch.autograd.grad(truth, wanted, gradient.double(), retain_graph=True)[0], kind)
-    narrow = upsampling.upsample(given, size, align_corners=align, kind=kind)
+    narrow = upsampling.upsample(given, size, align_corners=align, dtype=kind)
     assert narrow.dtype == kind
     close(narrow.detach(), truth.detach(), kind)
     close(

@@ -74,7 +74,7 @@ class Upsample(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         size = (maps.shape[-2] * self.factor, maps.shape[-1] * self.factor)
-        return upsample(maps, size, align_corners=True, kind=maps.dtype)
+        return upsample(maps, size, align_corners=True, dtype=maps.dtype)
 
 
 class ToyEncoder(Encoder):

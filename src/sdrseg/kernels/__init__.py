@@ -2,11 +2,11 @@
 
 Each module is a function or layer that anyone may call with any tensors on any device: it has a plain version inside
 and decides which one runs. `layers.py`: two layers of the network; `upsampling.py`: bilinear; `pixels.py`: two losses
-over all pixels; `rows.py`: sums over the features; `views.py`: batches of a cache's images. All add in a fixed order,
+over all pixels; `rows.py`: sums over the features; `views.py`: batches of a cache's images. All sum in a fixed order,
 so the same run gives the same bits. The kernels themselves are in the files triton_*.py, which are imported only where
 Triton is installed.
 
-`SDRSEG_KERNELS=0` in the environment switches all of them off, `disabled()` all or some for a while.
+`SDRSEG_KERNELS=0` in the environment switches all of them off; within `disabled()` all or some are off.
 """
 
 from __future__ import annotations
@@ -85,6 +85,6 @@ def _succeeds(name: str, device: torch.device, attempt: Callable[[torch.device],
         return True
     except ImportError:
         return False
-    except Exception as error:  # of any kind
+    except Exception as error:
         warnings.warn(f"{KERNELS[name]} run without our kernel, which is slower: {first_line(error)}", stacklevel=3)
         return False

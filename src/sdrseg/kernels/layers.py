@@ -1,11 +1,10 @@
 """Two layers with faster kernels on GPUs than those of the libraries; elsewhere they are unchanged.
 
-Batch norm with frozen statistics: torch's backward writes its gradient in another layout than channels last, which the
-convolution before it then copies back. The kernels of synchronised batch norm do the same arithmetic without that.
-Depthwise convolutions: cuDNN takes thirty times as long for dilated ones as reading and writing their maps does; a
-kernel of our own (triton_depthwise.py) takes their place, forward and for both gradients. For others it is
-faster than ours, but compiles something for every new size of the maps; so in inference mode, as when full images are
-scored, they have our kernel, too.
+Batch norm with frozen statistics: torch's backward writes a gradient that is not channels last, so the convolution
+before it copies that gradient first. The kernels of synchronised batch norm do the same arithmetic without this copy.
+Depthwise convolutions: for dilated ones, cuDNN takes thirty times as long as reading and writing the maps; our kernel
+(triton_depthwise.py) replaces it, forward and for both gradients. For others cuDNN is faster, but it compiles a kernel
+for every new size of the maps, so in inference mode, where sizes vary, they use our kernel too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from sdrseg.kernels import enabled, on_gpu, runs
 
 
 def use_fast_layers(network: nn.Module) -> None:
-    """Replace torch's layers with both. Parameters, buffers and their names stay."""
+    """Replace torch's layers by these two. Parameters, buffers and their names stay."""
     for module in network.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = BatchNorm2d
@@ -39,8 +38,8 @@ class BatchNorm2d(nn.BatchNorm2d):
     """nn.BatchNorm2d with a faster backward on GPUs if statistics are frozen."""
 
     def forward(self, maps: Tensor) -> Tensor:
-        wanted = torch.is_grad_enabled() and not self.training and enabled("norm")
-        if not wanted or not maps.is_cuda or torch.compiler.is_compiling():
+        needed = torch.is_grad_enabled() and not self.training and enabled("norm")
+        if not needed or not maps.is_cuda or torch.compiler.is_compiling():
             return super().forward(maps)
         known = self.weight is not None and self.running_mean is not None and self.running_mean.dtype == torch.float32
         if not known or maps.numel() == 0 or not maps.is_contiguous(memory_format=torch.channels_last):
@@ -66,25 +65,26 @@ class FrozenNorm(torch.autograd.Function):
         maps, weight, mean, variance = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         inverse = torch.rsqrt(variance + ctx.eps)
-        to_maps = to_weight = to_bias = None
+        grad_maps = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            to_maps = torch.batch_norm_elemt(gradient, weight, None, torch.zeros_like(mean), inverse, ctx.eps)
-        if any(wanted := ctx.needs_input_grad[1:3]):
-            sums = torch.batch_norm_backward_reduce(gradient, maps, mean, inverse, weight, False, *wanted)
-            to_weight, to_bias = sums[2:]
-        return to_maps, to_weight, to_bias, None, None, None
+            grad_maps = torch.batch_norm_elemt(gradient, weight, None, torch.zeros_like(mean), inverse, ctx.eps)
+        if any(needed := ctx.needs_input_grad[1:3]):
+            sums = torch.batch_norm_backward_reduce(gradient, maps, mean, inverse, weight, False, *needed)
+            grad_weight, grad_bias = sums[2:]
+        return grad_maps, grad_weight, grad_bias, None, None, None
 
 
 class DepthwiseConv2d(nn.Conv2d):
     """A depthwise convolution, with our kernel if possible."""
 
     def forward(self, maps: Tensor) -> Tensor:
-        inferring = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()  # compilers cannot ask
-        ours = self.dilation[0] > 1 or inferring
+        # compiled code cannot query inference mode
+        inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+        ours = self.dilation[0] > 1 or inference
         if not ours or not on_gpu(maps) or maps.dtype == torch.float64 or not runs_on(maps.device):
             return super().forward(maps)
-        kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else maps.dtype
-        return cast(Tensor, depthwise(maps.to(kind), self.weight.to(kind), self.dilation[0]))
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else maps.dtype
+        return cast(Tensor, depthwise(maps.to(dtype), self.weight.to(dtype), self.dilation[0]))
 
 
 def runs_on(device: torch.device) -> bool:
@@ -93,8 +93,8 @@ def runs_on(device: torch.device) -> bool:
 
 
 def _attempt(device: torch.device) -> None:
-    for kind in (torch.float32, torch.bfloat16, torch.float16):
-        like: Any = {"device": device, "dtype": kind}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        like: Any = {"device": device, "dtype": dtype}
         maps = torch.zeros(2, 16, 2, 2, **like)
         depthwise(maps, torch.zeros(16, 1, 3, 3, **like), 2)
         depthwise_weights(maps, maps, 2)
@@ -102,7 +102,7 @@ def _attempt(device: torch.device) -> None:
 
 @torch.library.custom_op("sdrseg::depthwise", mutates_args=())
 def depthwise(maps: Tensor, weight: Tensor, dilation: int) -> Tensor:
-    """Maps (B, C, h, w) by weights (C, 1, 3, 3), zeros around them; sums in float32, the result channels last."""
+    """Maps (B, C, h, w) convolved with weights (C, 1, 3, 3), zero-padded; sums in float32, result channels last."""
     from sdrseg.kernels.triton_depthwise import launch
 
     return launch(maps.contiguous(memory_format=torch.channels_last), weight, dilation)
@@ -127,19 +127,19 @@ def _(maps: Tensor, gradient: Tensor, dilation: int) -> Tensor:
     return maps.new_empty(maps.shape[1], 1, 3, 3, dtype=torch.float32)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:2])
     ctx.dilation = inputs[2]
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     maps, weight = ctx.saved_tensors
-    to_maps = to_weight = None
+    grad_maps = grad_weight = None
     if ctx.needs_input_grad[0]:
-        to_maps = cast(Tensor, depthwise(gradient, weight.flip(-2, -1), ctx.dilation))
+        grad_maps = cast(Tensor, depthwise(gradient, weight.flip(-2, -1), ctx.dilation))
     if ctx.needs_input_grad[1]:
-        to_weight = torch.empty_like(weight).copy_(cast(Tensor, depthwise_weights(maps, gradient, ctx.dilation)))
-    return to_maps, to_weight, None
+        grad_weight = torch.empty_like(weight).copy_(cast(Tensor, depthwise_weights(maps, gradient, ctx.dilation)))
+    return grad_maps, grad_weight, None
 
 
-depthwise.register_autograd(_backward, setup_context=_remember)
+depthwise.register_autograd(_backward, setup_context=_setup_context)

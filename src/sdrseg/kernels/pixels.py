@@ -1,8 +1,8 @@
 """Cross-entropy and unbiased distillation, summed over all pixels: one kernel forward and one backward for both.
 
-The plain formulas, which the losses pass in, make some twenty passes over the logits of all pixels and keep several of
-their results for the backward pass, and each makes a gradient as large as the logits. Here nothing is kept but the
-logits, and there is one gradient.
+The plain formulas, which the losses pass in, read the logits of all pixels about twenty times, store several
+intermediate results for the backward pass, and allocate one gradient each, as large as the logits. The kernels store
+only the logits and write one gradient.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def loss_sums(
     plain: Callable[[], Tensor],
 ) -> Tensor:
     """(2,): Σ over labelled pixels of the cross-entropy, where background stands for `hidden` channels; with a teacher,
-    Σ over the pixels in `keep` of unbiased distillation, without one anything. `plain` computes the same."""
+    Σ over the pixels in `keep` of unbiased distillation, undefined without one. `plain` computes the same."""
     if not _fits(logits, hidden, teacher):
         return plain()
     labels = labels.contiguous()
-    keep = labels if keep is None else keep.contiguous()  # not read without a teacher
+    keep = labels if keep is None else keep.contiguous()  # unused without a teacher
     return cast(Tensor, pixel_losses(logits, labels, hidden, teacher, keep))
 
 
@@ -39,11 +39,11 @@ def _fits(logits: Tensor, hidden: int, teacher: Tensor | None) -> bool:
     if not on_gpu(logits) or logits.numel() == 0:
         return False
     both = [logits] if teacher is None else [logits, teacher]
-    laid = all(z.dtype == torch.float32 and z.is_contiguous(memory_format=torch.channels_last) for z in both)
+    supported = all(z.dtype == torch.float32 and z.is_contiguous(memory_format=torch.channels_last) for z in both)
     if teacher is not None:
-        laid = laid and not teacher.requires_grad and teacher.device == logits.device
-        laid = laid and hidden in (1, teacher.shape[1])
-    return laid and runs_on(logits.device)
+        supported = supported and not teacher.requires_grad and teacher.device == logits.device
+        supported = supported and hidden in (1, teacher.shape[1])
+    return supported and runs_on(logits.device)
 
 
 def runs_on(device: torch.device) -> bool:
@@ -52,9 +52,9 @@ def runs_on(device: torch.device) -> bool:
 
 def _attempt(device: torch.device) -> None:
     logits = torch.zeros(1, 3, 1, 1, device=device, requires_grad=True)
-    somewhere = torch.zeros(1, 1, 1, dtype=torch.uint8, device=device)
+    labels = torch.zeros(1, 1, 1, dtype=torch.uint8, device=device)
     for teacher in (None, logits.detach()[:, :2]):
-        torch.autograd.grad(pixel_losses(logits, somewhere, 2, teacher, somewhere).sum(), logits)
+        torch.autograd.grad(pixel_losses(logits, labels, 2, teacher, labels).sum(), logits)
 
 
 @torch.library.custom_op("sdrseg::pixel_losses", mutates_args=())
@@ -85,15 +85,15 @@ def _(logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor | None, keep:
     return torch.empty_like(logits)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     logits, labels, ctx.hidden, teacher, keep = inputs
     ctx.save_for_backward(logits, labels, teacher, keep)
 
 
 def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     logits, labels, teacher, keep = ctx.saved_tensors
-    made = pixel_losses_backward(logits, labels, ctx.hidden, teacher, keep, upstream)
-    return cast(Tensor, made), None, None, None, None
+    gradient = pixel_losses_backward(logits, labels, ctx.hidden, teacher, keep, upstream)
+    return cast(Tensor, gradient), None, None, None, None
 
 
-pixel_losses.register_autograd(_backward, setup_context=_remember)
+pixel_losses.register_autograd(_backward, setup_context=_setup_context)

@@ -1,7 +1,7 @@
 """Sums over the channels of each position of the features, and over the positions of each class.
 
 The plain versions make dozens of passes over the features, forward and backward, most of them in float32. The kernels
-read the features as they are, once for each kind of sum, and write each gradient once.
+read the features in their own precision, once for each kind of sum, and write each gradient once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def class_totals(features: Tensor, member: Tensor) -> Tensor:
 
 
 class _RowSums(NamedTuple):
-    """Of each position, (B, h·w) in float32: its largest channel, how many are as large, Σ f and Σ f²."""
+    """For each position, (B, h·w) in float32: the largest channel, how many channels equal it, Σ f and Σ f²."""
 
     top: Tensor
     ties: Tensor
@@ -73,19 +73,19 @@ def _fits(features: Tensor) -> bool:
     """Whether the kernels support these features: on a GPU, channels last; compilers fuse the plain versions."""
     if not on_gpu(features) or torch.compiler.is_compiling():
         return False
-    laid = features.is_contiguous(memory_format=torch.channels_last) and features.dtype != torch.float64
-    return laid and features.numel() > 0 and runs("rows", features.device, _attempt)
+    supported = features.is_contiguous(memory_format=torch.channels_last) and features.dtype != torch.float64
+    return supported and features.numel() > 0 and runs("rows", features.device, _attempt)
 
 
 def _attempt(device: torch.device) -> None:
-    for kind in (torch.float32, torch.bfloat16, torch.float16):
-        features = torch.ones(1, 3, 2, 1, device=device, dtype=kind).contiguous(memory_format=torch.channels_last)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        features = torch.ones(1, 3, 2, 1, device=device, dtype=dtype).contiguous(memory_format=torch.channels_last)
         features.requires_grad_()
-        sums = _row_sums(features)
-        made = sums.square + sums.top + _exponential_sums(features, torch.ones_like(sums.top))
+        rows = _row_sums(features)
+        total = rows.square + rows.top + _exponential_sums(features, torch.ones_like(rows.top))
         member = torch.ones(1, 1, 2, device=device, dtype=torch.bool)
         apply: Any = _Totals.apply
-        torch.autograd.grad(made.sum() + apply(features, member).sum(), features)
+        torch.autograd.grad(total.sum() + apply(features, member).sum(), features)
 
 
 def _row_sums(features: Tensor) -> _RowSums:
@@ -104,20 +104,20 @@ class _Rows(torch.autograd.Function):
     def forward(ctx: Any, features: Tensor) -> tuple[Tensor, ...]:
         from sdrseg.kernels.triton_rows import launch, rows
 
-        made = [_one_each(features) for _ in _RowSums._fields]
-        launch(rows, features, *made)
-        ctx.save_for_backward(features, *made[:2])
-        ctx.mark_non_differentiable(made[1])
-        return tuple(made)
+        sums = [_per_position(features) for _ in _RowSums._fields]
+        launch(rows, features, *sums)
+        ctx.save_for_backward(features, *sums[:2])
+        ctx.mark_non_differentiable(sums[1])
+        return tuple(sums)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_top: Tensor, _: Tensor, of_total: Tensor, of_square: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_top: Tensor, _: Tensor, grad_total: Tensor, grad_square: Tensor) -> Tensor:
         from sdrseg.kernels.triton_rows import launch, rows_backward
 
         features, top, ties = ctx.saved_tensors
         result = torch.empty_like(features)
-        launch(rows_backward, features, top, of_top / ties, of_total.contiguous(), of_square.contiguous(), result)
+        launch(rows_backward, features, top, grad_top / ties, grad_total.contiguous(), grad_square.contiguous(), result)
         return result
 
 
@@ -126,20 +126,20 @@ class _Exponentials(torch.autograd.Function):
     def forward(ctx: Any, features: Tensor, factor: Tensor) -> Tensor:
         from sdrseg.kernels.triton_rows import exponentials, launch
 
-        total, weighted = _one_each(features), _one_each(features)
+        total, weighted = _per_position(features), _per_position(features)
         launch(exponentials, features, factor, total, weighted)
         ctx.save_for_backward(features, factor, weighted)
         return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_total: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor]:
         from sdrseg.kernels.triton_rows import exponentials_backward, launch
 
         features, factor, weighted = ctx.saved_tensors
         result = torch.empty_like(features)
-        launch(exponentials_backward, features, factor, of_total.contiguous(), result)
-        return result, of_total * weighted
+        launch(exponentials_backward, features, factor, grad_total.contiguous(), result)
+        return result, grad_total * weighted
 
 
 class _Totals(torch.autograd.Function):
@@ -158,11 +158,11 @@ class _Totals(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Each position has the gradient of its class."""
         (member,) = ctx.saved_tensors
-        kind, shape = ctx.like
+        dtype, shape = ctx.like
         with torch.autocast(gradient.device.type, enabled=False):
-            result = member.to(kind).transpose(1, 2) @ gradient.to(kind)
+            result = member.to(dtype).transpose(1, 2) @ gradient.to(dtype)
         return result.transpose(1, 2).unflatten(2, shape[2:]), None
 
 
-def _one_each(features: Tensor) -> Tensor:
+def _per_position(features: Tensor) -> Tensor:
     return features.new_empty(len(features), features.shape[2] * features.shape[3], dtype=torch.float32)

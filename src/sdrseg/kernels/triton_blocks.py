@@ -1,4 +1,4 @@
-"""Which part of a map a program has, where channels are last: some rows, one for each pixel or position."""
+"""Blocks of channels-last maps for Triton programs: a row holds the channels of one pixel or position."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import triton.language as tl
 
 
 def _block(rows, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The rows of a program, and which of them there are."""
+    """The rows of this program, and a mask of those that exist."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     return row.to(tl.int64), row < rows
 
 
-def _places(start, known, channel, last):  # type: ignore[no-untyped-def]
-    """Where channels lie of rows that start there, and which of them there are."""
-    return start[:, None] + channel[None, :], known[:, None] & (channel < last)[None, :]
+def _offsets(start, exists, channel, last):  # type: ignore[no-untyped-def]
+    """The offsets of channels in rows that begin at `start`, and a mask of those that exist."""
+    return start[:, None] + channel[None, :], exists[:, None] & (channel < last)[None, :]
 
 
 block: Any = triton.jit(_block)
-places: Any = triton.jit(_places)
+offsets: Any = triton.jit(_offsets)

@@ -1,6 +1,6 @@
 """A depthwise 3×3 convolution on maps that are channels last, and the gradient of its weights.
 
-Imported only where Triton is there.
+Imported only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 CELLS, CHANNELS = 32, 64
-"""What a program computes: cells of a row, and channels."""
+"""The part of a map that one program computes: cells of a row, and channels."""
 
 
-def _depthwise(  # type: ignore[no-untyped-def]  # Triton looks at annotations, and wants none but these
+def _depthwise(  # type: ignore[no-untyped-def]  # Triton allows only constexpr annotations
     maps, weight, result, height, width, channels, dilation, CELLS: tl.constexpr, CHANNELS: tl.constexpr
 ):
     image_row = tl.program_id(0)
@@ -27,16 +27,16 @@ def _depthwise(  # type: ignore[no-untyped-def]  # Triton looks at annotations, 
     known = channel < channels
     total = tl.zeros((CELLS, CHANNELS), tl.float32)
     for tap in tl.static_range(9):
-        there = row + (tap // 3 - 1) * dilation
-        beside = columns + (tap % 3 - 1) * dilation
-        inside = (there >= 0) & (there < height) & (beside >= 0) & (beside < width)
-        cell = (first + there) * width + beside
-        seen = tl.load(maps + cell[:, None] * channels + channel, mask=inside[:, None] & known, other=0.0)
+        y = row + (tap // 3 - 1) * dilation
+        x = columns + (tap % 3 - 1) * dilation
+        inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        cell = (first + y) * width + x
+        value = tl.load(maps + cell[:, None] * channels + channel, mask=inside[:, None] & known, other=0.0)
         factor = tl.load(weight + tap * channels + channel, mask=known, other=0.0)
-        total += seen.to(tl.float32) * factor.to(tl.float32)
+        total += value.to(tl.float32) * factor.to(tl.float32)
     cell = (first + row) * width + columns
-    kept = (columns < width)[:, None] & known
-    tl.store(result + cell[:, None] * channels + channel, total.to(result.dtype.element_ty), mask=kept)
+    valid = (columns < width)[:, None] & known
+    tl.store(result + cell[:, None] * channels + channel, total.to(result.dtype.element_ty), mask=valid)
 
 
 def _weights(  # type: ignore[no-untyped-def]
@@ -52,7 +52,7 @@ def _weights(  # type: ignore[no-untyped-def]
     CELLS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Of one tap and some rows: the sum of the gradient times the cells that the tap looks at."""
+    """For one tap and some rows: the sum of the gradient times the cells that the tap reads."""
     tap = tl.program_id(2)
     down, right = (tap // 3 - 1) * dilation, (tap % 3 - 1) * dilation
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -60,25 +60,25 @@ def _weights(  # type: ignore[no-untyped-def]
     total = tl.zeros((CELLS, CHANNELS), tl.float32)
     for number in range(ROWS):
         image_row = tl.zeros((CELLS,), tl.int32) + tl.program_id(0) * ROWS + number
-        there = image_row % height + down
-        inside = (image_row < rows) & (there >= 0) & (there < height)
+        y = image_row % height + down
+        inside = (image_row < rows) & (y >= 0) & (y < height)
         for begin in range(0, width, CELLS):
             column = begin + tl.arange(0, CELLS)
-            beside = column + right
-            both = (inside & (column < width) & (beside >= 0) & (beside < width))[:, None] & known
+            x = column + right
+            valid = (inside & (column < width) & (x >= 0) & (x < width))[:, None] & known
             cell = image_row.to(tl.int64) * width + column
-            up = tl.load(gradient + cell[:, None] * channels + channel, mask=both, other=0.0)
-            seen = tl.load(maps + (cell + down * width + right)[:, None] * channels + channel, mask=both, other=0.0)
-            total += up.to(tl.float32) * seen.to(tl.float32)
+            grad = tl.load(gradient + cell[:, None] * channels + channel, mask=valid, other=0.0)
+            value = tl.load(maps + (cell + down * width + right)[:, None] * channels + channel, mask=valid, other=0.0)
+            total += grad.to(tl.float32) * value.to(tl.float32)
     tl.store(result + (tl.program_id(0) * 9 + tap) * channels + channel, tl.sum(total, 0), mask=known)
 
 
-kernel: Any = triton.jit(_depthwise, do_not_specialize=["height", "width", "dilation"])  # not one for every size
+kernel: Any = triton.jit(_depthwise, do_not_specialize=["height", "width", "dilation"])  # one kernel for all sizes
 weights: Any = triton.jit(_weights, do_not_specialize=["rows", "height", "width", "dilation"])
 
 
 def launch(maps: Tensor, weight: Tensor, dilation: int) -> Tensor:
-    """Maps (B, C, h, w), channels last, by weights (C, 1, 3, 3)."""
+    """Maps (B, C, h, w), channels last, convolved with weights (C, 1, 3, 3)."""
     images, channels, height, width = maps.shape
     result = torch.empty_like(maps, memory_format=torch.channels_last)
     taps = weight.reshape(channels, 9).t().contiguous()
@@ -89,7 +89,7 @@ def launch(maps: Tensor, weight: Tensor, dilation: int) -> Tensor:
 
 
 GROUP = {"ROWS": 8, "CELLS": 8, "CHANNELS": 128}
-"""What a program adds up for the weights: rows, and of them cells and channels at a time."""
+"""The part that one program sums for the weights: rows, and the cells and channels it reads at a time."""
 
 
 def launch_weights(maps: Tensor, gradient: Tensor, dilation: int) -> Tensor:

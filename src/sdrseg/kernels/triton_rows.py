@@ -1,6 +1,6 @@
-"""Sums over the channels of each position of a feature map, and their gradients. Imported only where Triton is there.
+"""Sums over the channels of each position of a feature map, and their gradients.
 
-A program takes ROWS positions, and goes over their channels in steps of LANES.
+Imported only where Triton is installed. A program computes ROWS positions and reads their channels LANES at a time.
 """
 
 from __future__ import annotations
@@ -12,84 +12,93 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sdrseg.kernels.triton_blocks import block, places
+from sdrseg.kernels.triton_blocks import block, offsets
 
 ROWS, LANES, WARPS = 4, 256, 4
-"""Every warp has a position of its own, every thread eight channels of it at a time."""
+"""Each warp computes one position, each thread eight of its channels at a time."""
 
 
 def _rows(  # type: ignore[no-untyped-def]
     features, top, ties, total, square, positions, channels, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
-    """Of each position: the largest channel, how many are as large, Σ f and Σ f²."""
-    position, known = block(positions, ROWS)
+    """For each position: the largest channel, how many channels equal it, Σ f and Σ f²."""
+    position, exists = block(positions, ROWS)
     start = position * channels
     highest = tl.full((ROWS, LANES), float("-inf"), tl.float32)
     equal = tl.zeros((ROWS, LANES), tl.float32)
     sums, squares = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
     for begin in range(0, channels, LANES):
-        place, there = places(start, known, begin + tl.arange(0, LANES), channels)
-        f = tl.load(features + place, mask=there, other=0.0).to(tl.float32)
+        offset, valid = offsets(start, exists, begin + tl.arange(0, LANES), channels)
+        f = tl.load(features + offset, mask=valid, other=0.0).to(tl.float32)
         sums += f
         squares += f * f
-        higher = tl.maximum(highest, tl.where(there, f, float("-inf")))
-        equal = tl.where(highest == higher, equal, 0.0) + tl.where(there & (f == higher), 1.0, 0.0)
+        higher = tl.maximum(highest, tl.where(valid, f, float("-inf")))
+        equal = tl.where(highest == higher, equal, 0.0) + tl.where(valid & (f == higher), 1.0, 0.0)
         highest = higher
     largest = tl.max(highest, 1)
-    tl.store(top + position, largest, mask=known)
-    tl.store(ties + position, tl.sum(tl.where(highest == largest[:, None], equal, 0.0), 1), mask=known)
-    tl.store(total + position, tl.sum(sums, 1), mask=known)
-    tl.store(square + position, tl.sum(squares, 1), mask=known)
+    tl.store(top + position, largest, mask=exists)
+    tl.store(ties + position, tl.sum(tl.where(highest == largest[:, None], equal, 0.0), 1), mask=exists)
+    tl.store(total + position, tl.sum(sums, 1), mask=exists)
+    tl.store(square + position, tl.sum(squares, 1), mask=exists)
 
 
 def _rows_backward(  # type: ignore[no-untyped-def]
-    features, top, of_top, of_total, of_square, result, positions, channels, ROWS: tl.constexpr, LANES: tl.constexpr
+    features,
+    top,
+    grad_top,
+    grad_total,
+    grad_square,
+    result,
+    positions,
+    channels,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     """The gradient from that of each largest channel, of Σ f and of Σ f²."""
-    position, known = block(positions, ROWS)
+    position, exists = block(positions, ROWS)
     start = position * channels
-    largest = tl.load(top + position, mask=known, other=0.0)
-    at_top = tl.load(of_top + position, mask=known, other=0.0)
-    everywhere = tl.load(of_total + position, mask=known, other=0.0)
-    twice = 2 * tl.load(of_square + position, mask=known, other=0.0)
+    largest = tl.load(top + position, mask=exists, other=0.0)
+    at_largest = tl.load(grad_top + position, mask=exists, other=0.0)
+    everywhere = tl.load(grad_total + position, mask=exists, other=0.0)
+    twice = 2 * tl.load(grad_square + position, mask=exists, other=0.0)
     for begin in range(0, channels, LANES):
-        place, there = places(start, known, begin + tl.arange(0, LANES), channels)
-        f = tl.load(features + place, mask=there, other=0.0).to(tl.float32)
-        gradient = twice[:, None] * f + everywhere[:, None] + tl.where(f == largest[:, None], at_top[:, None], 0.0)
-        tl.store(result + place, gradient.to(result.dtype.element_ty), mask=there)
+        offset, valid = offsets(start, exists, begin + tl.arange(0, LANES), channels)
+        f = tl.load(features + offset, mask=valid, other=0.0).to(tl.float32)
+        gradient = twice[:, None] * f + everywhere[:, None] + tl.where(f == largest[:, None], at_largest[:, None], 0.0)
+        tl.store(result + offset, gradient.to(result.dtype.element_ty), mask=valid)
 
 
 def _exponentials(  # type: ignore[no-untyped-def]
     features, factor, total, weighted, positions, channels, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
-    """Of each position: Σ exp(r f) with its factor r, and Σ f exp(r f)."""
-    position, known = block(positions, ROWS)
+    """For each position: Σ exp(r f) with its factor r, and Σ f exp(r f)."""
+    position, exists = block(positions, ROWS)
     start = position * channels
-    r = tl.load(factor + position, mask=known, other=0.0)
+    r = tl.load(factor + position, mask=exists, other=0.0)
     sums, products = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
     for begin in range(0, channels, LANES):
-        place, there = places(start, known, begin + tl.arange(0, LANES), channels)
-        f = tl.load(features + place, mask=there, other=0.0).to(tl.float32)
-        e = tl.where(there, tl.exp(r[:, None] * f), 0.0)
+        offset, valid = offsets(start, exists, begin + tl.arange(0, LANES), channels)
+        f = tl.load(features + offset, mask=valid, other=0.0).to(tl.float32)
+        e = tl.where(valid, tl.exp(r[:, None] * f), 0.0)
         sums += e
         products += f * e
-    tl.store(total + position, tl.sum(sums, 1), mask=known)
-    tl.store(weighted + position, tl.sum(products, 1), mask=known)
+    tl.store(total + position, tl.sum(sums, 1), mask=exists)
+    tl.store(weighted + position, tl.sum(products, 1), mask=exists)
 
 
 def _exponentials_backward(  # type: ignore[no-untyped-def]
-    features, factor, of_total, result, positions, channels, ROWS: tl.constexpr, LANES: tl.constexpr
+    features, factor, grad_total, result, positions, channels, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
     """The gradient of the features from that of Σ exp(r f)."""
-    position, known = block(positions, ROWS)
+    position, exists = block(positions, ROWS)
     start = position * channels
-    r = tl.load(factor + position, mask=known, other=0.0)
-    scale = r * tl.load(of_total + position, mask=known, other=0.0)
+    r = tl.load(factor + position, mask=exists, other=0.0)
+    scale = r * tl.load(grad_total + position, mask=exists, other=0.0)
     for begin in range(0, channels, LANES):
-        place, there = places(start, known, begin + tl.arange(0, LANES), channels)
-        f = tl.load(features + place, mask=there, other=0.0).to(tl.float32)
+        offset, valid = offsets(start, exists, begin + tl.arange(0, LANES), channels)
+        f = tl.load(features + offset, mask=valid, other=0.0).to(tl.float32)
         gradient = scale[:, None] * tl.exp(r[:, None] * f)
-        tl.store(result + place, gradient.to(result.dtype.element_ty), mask=there)
+        tl.store(result + offset, gradient.to(result.dtype.element_ty), mask=valid)
 
 
 rows: Any = triton.jit(_rows)
@@ -99,7 +108,7 @@ exponentials_backward: Any = triton.jit(_exponentials_backward)
 
 
 def launch(kernel: Any, features: Tensor, *others: Tensor) -> None:
-    """Features (B, C, h, w), channels last, then what belongs to each position (B, h·w), and what is like features."""
+    """Features (B, C, h, w), channels last; others: one value per position (B, h·w), or shaped like the features."""
     images, channels, height, width = features.shape
     positions = images * height * width
     with torch.cuda.device(features.get_device()):  # not always the current one

@@ -1,4 +1,4 @@
-"""Views of images in a row of words, for a whole batch at once. Imported only where Triton is there."""
+"""Views of images in a row of words, for a whole batch at once. Imported only where Triton is installed."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 128
-"""Pixels of a row that a program shows."""
-WHOLE: tl.constexpr = tl.constexpr(12582912.0)
-"""1.5 · 2^23: adding it leaves no place for fractions, which are rounded to the nearest even number."""
+"""Pixels of a row that a program computes."""
+ROUNDING: tl.constexpr = tl.constexpr(12582912.0)
+"""1.5 · 2^23: adding it leaves no bits for fractions, which are rounded to the nearest, ties to even."""
 
 
-def _axis(place, low, high, size):  # type: ignore[no-untyped-def]
-    """Of pixels of an axis resized to `size`: the centre among the source's [low, high), how far the filter reaches
-    from there, and the first pixel within."""
+def _axis(position, low, high, size):  # type: ignore[no-untyped-def]
+    """For pixels of an axis resized to `size`: the centre of the filter among the source's [low, high), its radius, and
+    its first pixel."""
     ratio = (high - low).to(tl.float32) / size.to(tl.float32)
-    centre = low + (place + 0.5) * ratio
+    centre = low + (position + 0.5) * ratio
     reach = tl.maximum(ratio, 1.0)
     first = tl.floor(centre - reach - 0.5).to(tl.int32)
     return centre, reach, first
 
 
 def _weight(source, centre, reach, low, high):  # type: ignore[no-untyped-def]
-    """Of a source pixel in the antialiased bilinear filter, before the weights are made to add up to 1."""
+    """The weight of a source pixel in the antialiased bilinear filter, before the weights are normalised."""
     weight = tl.maximum(1 - tl.abs(source + 0.5 - centre) / reach, 0.0)
     return tl.where((source >= low) & (source < high), weight, 0.0)
 
 
 def _byte(value):  # type: ignore[no-untyped-def]
-    """The nearest of 0 to 255."""
-    return tl.minimum(tl.maximum((value + WHOLE) - WHOLE, 0.0), 255.0).to(tl.int32).to(tl.uint8)
+    """The nearest integer from 0 to 255."""
+    return tl.minimum(tl.maximum((value + ROUNDING) - ROUNDING, 0.0), 255.0).to(tl.int32).to(tl.uint8)
 
 
 def _views(  # type: ignore[no-untyped-def]
@@ -52,54 +52,54 @@ def _views(  # type: ignore[no-untyped-def]
     VOID: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A part of a row of a view. `numbers`: of each image, as views.Numbers says; `label_rows` and `label_columns`: the
+    """A part of a row of a view. `numbers`: views.Numbers of each image; `label_rows` and `label_columns`: the
     source pixel of each label before flipping."""
     image, y = tl.program_id(0) // height, tl.program_id(0) % height
     x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    about = numbers + image * 11
-    start, stride = tl.load(about), tl.load(about + 1)
-    top, bottom = tl.load(about + 2).to(tl.int32), tl.load(about + 3).to(tl.int32)
-    rows, offset_y = tl.load(about + 4).to(tl.int32), tl.load(about + 5).to(tl.int32)
-    left, right = tl.load(about + 6).to(tl.int32), tl.load(about + 7).to(tl.int32)
-    columns, offset_x = tl.load(about + 8).to(tl.int32), tl.load(about + 9).to(tl.int32)
-    place_y = y + offset_y
-    unflipped = tl.where(tl.load(about + 10) != 0, width - 1 - x, x)
-    place_x = unflipped + offset_x
-    this = tl.zeros((BLOCK,), tl.int32) + place_y
-    inside = (this >= 0) & (this < rows) & (place_x >= 0) & (place_x < columns)
-    centre_y, reach_y, first_y = axis(place_y, top, bottom, rows)
-    centre_x, reach_x, first_x = axis(place_x, left, right, columns)
+    view = numbers + image * 11
+    start, stride = tl.load(view), tl.load(view + 1)
+    top, bottom = tl.load(view + 2).to(tl.int32), tl.load(view + 3).to(tl.int32)
+    rows, offset_y = tl.load(view + 4).to(tl.int32), tl.load(view + 5).to(tl.int32)
+    left, right = tl.load(view + 6).to(tl.int32), tl.load(view + 7).to(tl.int32)
+    columns, offset_x = tl.load(view + 8).to(tl.int32), tl.load(view + 9).to(tl.int32)
+    position_y = y + offset_y
+    unflipped = tl.where(tl.load(view + 10) != 0, width - 1 - x, x)
+    position_x = unflipped + offset_x
+    row_index = tl.zeros((BLOCK,), tl.int32) + position_y
+    inside = (row_index >= 0) & (row_index < rows) & (position_x >= 0) & (position_x < columns)
+    centre_y, reach_y, first_y = axis(position_y, top, bottom, rows)
+    centre_x, reach_x, first_x = axis(position_x, left, right, columns)
 
-    reached_y, reached_x = tl.ceil(2 * reach_y).to(tl.int32) + 2, tl.ceil(2 * reach_x).to(tl.int32) + 2
-    all_y, all_x = 0.0, tl.zeros((BLOCK,), tl.float32)
-    for n in range(reached_y):
-        all_y += weight(first_y + n, centre_y, reach_y, top, bottom)
-    for n in range(reached_x):
-        all_x += weight(first_x + n, centre_x, reach_x, left, right)
+    taps_y, taps_x = tl.ceil(2 * reach_y).to(tl.int32) + 2, tl.ceil(2 * reach_x).to(tl.int32) + 2
+    total_y, total_x = 0.0, tl.zeros((BLOCK,), tl.float32)
+    for n in range(taps_y):
+        total_y += weight(first_y + n, centre_y, reach_y, top, bottom)
+    for n in range(taps_x):
+        total_x += weight(first_x + n, centre_x, reach_x, left, right)
     r, g, b = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for m in range(reached_y):
+    for m in range(taps_y):
         source_y = first_y + m
-        of_y = weight(source_y, centre_y, reach_y, top, bottom) / all_y
+        weight_y = weight(source_y, centre_y, reach_y, top, bottom) / total_y
         row = words + start + source_y * stride
-        for n in range(reached_x):
+        for n in range(taps_x):
             source_x = first_x + n
-            share = of_y * (weight(source_x, centre_x, reach_x, left, right) / all_x)
+            share = weight_y * (weight(source_x, centre_x, reach_x, left, right) / total_x)
             word = tl.load(row + source_x, mask=inside & (share > 0), other=0)
             r += share * (word & 255).to(tl.float32)
             g += share * ((word >> 8) & 255).to(tl.float32)
             b += share * ((word >> 16) & 255).to(tl.float32)
 
-    there = x < width
-    place = tl.program_id(0).to(tl.int64) * width + x
-    shown = there & inside
+    exists = x < width
+    offset = tl.program_id(0).to(tl.int64) * width + x
+    shown = exists & inside
     label_y = tl.load(label_rows + image * height + y)
     label_x = tl.load(label_columns + image * width + unflipped, mask=shown, other=0)
     label = (tl.load(words + start + label_y * stride + label_x, mask=shown, other=0) >> 24) & 255
-    tl.store(masks + place, tl.where(inside, label, VOID).to(tl.uint8), mask=there)
-    tl.store(outside + place, tl.where(inside, 0, 1).to(tl.uint8), mask=there)
-    tl.store(images + 3 * place, tl.where(inside, byte(r), red.to(tl.uint8)), mask=there)
-    tl.store(images + 3 * place + 1, tl.where(inside, byte(g), green.to(tl.uint8)), mask=there)
-    tl.store(images + 3 * place + 2, tl.where(inside, byte(b), blue.to(tl.uint8)), mask=there)
+    tl.store(masks + offset, tl.where(inside, label, VOID).to(tl.uint8), mask=exists)
+    tl.store(outside + offset, tl.where(inside, 0, 1).to(tl.uint8), mask=exists)
+    tl.store(images + 3 * offset, tl.where(inside, byte(r), red.to(tl.uint8)), mask=exists)
+    tl.store(images + 3 * offset + 1, tl.where(inside, byte(g), green.to(tl.uint8)), mask=exists)
+    tl.store(images + 3 * offset + 2, tl.where(inside, byte(b), blue.to(tl.uint8)), mask=exists)
 
 
 axis: Any = triton.jit(_axis)

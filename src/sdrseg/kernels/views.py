@@ -1,7 +1,7 @@
 """Images of a cache, cropped, resized, padded and flipped for a batch on a GPU: one kernel, or a few large operations.
 
-Both are the antialiased bilinear filter of each view's rows and of its columns, with exactly the weights torchvision
-uses. The source pixels of labels are given: they come from one place (datasets/augment.py) for all implementations.
+Both apply the antialiased bilinear filter to the rows and the columns of each view, with exactly torchvision's weights.
+The source pixels of labels are arguments: datasets/augment.py computes them for all implementations.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from sdrseg.kernels import on_gpu, runs
 
 Numbers = tuple[int, ...]
-"""Of a view: the first word of its image and the length of the image's rows; of the view's rows and of its columns the
-source's first pixel and the one after the last, the size they are resized to, and the offset; 1 if flipped, else 0."""
+"""A view as numbers: the position of the image's first pixel and the image's width; for rows, then for columns, the
+first source pixel, the one after the last, the size they are resized to, and the offset; 1 if flipped, else 0."""
 
 
 def show(
@@ -24,7 +24,7 @@ def show(
     """Images (B, 3, height, width) uint8 channels-last, masks (B, height, width) uint8 and padding, bool.
 
     `words`: red, green, blue and label of each pixel, as one number; padding is `fill` and `void`. `rows` (B, height)
-    and `columns` (B, width): the source pixel of each label before flipping, anything for padding.
+    and `columns` (B, width): the source pixel of each label before flipping, undefined for padding.
     """
     device = words.device
     numbers, rows, columns = (x.to(device, non_blocking=True) for x in (torch.tensor(views), rows, columns))
@@ -40,9 +40,9 @@ def _attempt(device: torch.device) -> None:
     from sdrseg.kernels.triton_views import launch
 
     words = torch.zeros(4, dtype=torch.int32, device=device)
-    places = torch.zeros(1, 4, dtype=torch.int32, device=device)
+    indices = torch.zeros(1, 4, dtype=torch.int32, device=device)
     numbers = torch.tensor([(0, 2, 0, 2, 3, 0, 0, 2, 3, 0, 1)], device=device)
-    launch(words, numbers, places, places, (0, 0, 0), 255)
+    launch(words, numbers, indices, indices, (0, 0, 0), 255)
 
 
 def _plain(
@@ -61,8 +61,8 @@ def _plain(
     weights_x, inside_x = _filter(numbers[:, 6:10], flip, columns.shape[1], frame[1])
     outside = ~(inside_y[:, :, None] & inside_x[:, None, :])
     with torch.autocast(words.device.type, enabled=False):  # half precision would be grey levels off
-        narrowed = torch.einsum("bjx,byxc->byjc", weights_x, frames[..., :3].float())
-        images = torch.einsum("biy,byjc->bijc", weights_y, narrowed).round().clamp(0, 255).to(torch.uint8)
+        resized = torch.einsum("bjx,byxc->byjc", weights_x, frames[..., :3].float())
+        images = torch.einsum("biy,byjc->bijc", weights_y, resized).round().clamp(0, 255).to(torch.uint8)
     images = torch.where(outside[..., None], torch.tensor(fill, dtype=torch.uint8).to(words.device), images)
     columns = torch.where(flip, columns.flip(1), columns)
     sample = torch.arange(len(numbers), device=words.device)[:, None, None]
@@ -82,11 +82,11 @@ def _filter(axes: Tensor, flip: Tensor, out: int, length: int) -> tuple[Tensor, 
     """Of the same axis of every view: (B, out, length) the antialiased triangle filter, zero for padding, and (B, out)
     what is not padding. `axes` (B, 4): low, high, size, offset."""
     low, high, size, offset = axes[:, :, None].unbind(1)
-    place = torch.arange(out, device=axes.device)[None]
-    place = torch.where(flip, out - 1 - place, place) + offset
-    inside = (place >= 0) & (place < size)
+    position = torch.arange(out, device=axes.device)[None]
+    position = torch.where(flip, out - 1 - position, position) + offset
+    inside = (position >= 0) & (position < size)
     ratio = (high - low).float() / size.float()
-    centre = low + (place + 0.5) * ratio
+    centre = low + (position + 0.5) * ratio
     reach = ratio.clamp_min(1)
     source = torch.arange(length, device=axes.device)[None, None]
     weights = (1 - (source + 0.5 - centre[:, :, None]).abs() / reach[:, :, None]).clamp_min(0)
