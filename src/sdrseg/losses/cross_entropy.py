@@ -27,8 +27,8 @@ def unbiased_cross_entropy_sums(logits: Tensor, labels: Tensor, n_old: int, *, c
         valid = labels != VOID
         label = torch.where(valid, labels, 0).long()
         background = z[:, 0] if n_old == 1 else z[:, :n_old].logsumexp(1)
-        own = torch.where(label < n_old, background, _own(z, label))
-        return torch.where(valid, z.logsumexp(1) - own, 0).sum()[None]
+        own_logit = torch.where(label < n_old, background, _own(z, label))
+        return torch.where(valid, z.logsumexp(1) - own_logit, 0).sum()[None]
 
     loss = pixels.loss_sums(z, labels, n_old, plain=plain)[0]
     return torch.stack([loss, counted(labels, count_void).to(loss.dtype)])
@@ -37,14 +37,14 @@ def unbiased_cross_entropy_sums(logits: Tensor, labels: Tensor, n_old: int, *, c
 def weighted_cross_entropy_sums(
     logits: Tensor, labels: Tensor, n_old: int, weights: Tensor, *, count_void: bool = False
 ) -> Tensor:
-    """UNCE with a weight for each class (K); the mean goes over the weights of the pixels."""
+    """UNCE with a weight for each class (K); the mean is weighted."""
     z, valid = at_least_float32(logits), labels != VOID
     label = torch.where(valid, labels, 0).long()
     background = z[:, 0] if n_old == 1 else z[:, :n_old].logsumexp(1)
-    own = torch.where(label < n_old, background, _own(z, label))
+    own_logit = torch.where(label < n_old, background, _own(z, label))
     weight = pixel_weights(labels, n_old, weights)
     count = torch.ones_like(weight).sum() if count_void else weight.sum()
-    return torch.stack([(weight * (z.logsumexp(1) - own)).sum(), count])
+    return torch.stack([(weight * (z.logsumexp(1) - own_logit)).sum(), count])
 
 
 def pixel_weights(labels: Tensor, n_old: int, weights: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def pixel_weights(labels: Tensor, n_old: int, weights: Tensor) -> Tensor:
 
 
 def counted(labels: Tensor, count_void: bool) -> Tensor:
-    """How many pixels the mean goes over."""
+    """The number of pixels in the mean."""
     return (torch.ones_like(labels) if count_void else labels != VOID).sum()
 
 

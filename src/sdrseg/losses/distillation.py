@@ -1,7 +1,7 @@
-"""Distillation terms: the student keeps the outputs of the teacher (the frozen model of the previous step).
+"""Distillation terms: the student keeps the outputs of its teacher, the frozen model of the previous step.
 
-Student logits z (B, K, H, W), teacher logits t (B, n_old, H, W), `keep` (B, H, W) bool: the pixels that take part
-(everything but padding). All return (2,) sums, to be divided by `losses.pixels.mean`.
+Student logits z (B, K, H, W), teacher logits t (B, n_old, H, W), `keep` (B, H, W) bool: the pixels that count
+(everything but padding). All return (2,) sums for `losses.pixels.mean`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def distillation_sums(z: Tensor, t: Tensor, keep: Tensor, *, alpha: float = 1.0)
 
 
 def unbiased_distillation_sums(z: Tensor, t: Tensor, keep: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """UNKD (MiB; L_kd): the teacher's background may be a new class: p_0 meets log(q_0 + Σ_{c≥n_old} q_c)."""
+    """UNKD (MiB; L_kd): the teacher's background may be a new class, so p_0 is the target of q_0 + Σ_{c≥n_old} q_c."""
     z, t = at_least_float32(z), at_least_float32(t)
     n_old = t.shape[1]
     p = (alpha * t).softmax(1)
@@ -36,7 +36,7 @@ def unbiased_distillation_sums(z: Tensor, t: Tensor, keep: Tensor, *, alpha: flo
 
 
 def cil_sums(z: Tensor, t: Tensor, labels: Tensor, keep: Tensor, *, entropy_weight: float = 1.0) -> Tensor:
-    """CIL (Klingner et al. 2020): pixels without a new class are distilled, the more so the less sure the teacher is.
+    """CIL (Klingner et al. 2020): distils pixels without a new class, with more weight where the teacher is uncertain.
 
     −(1 + λ_GS · H_2(p)) Σ_{c<n_old} p_c log q_c, with H_2 the teacher's entropy in bits and q over all channels; over
     the pixels labelled background or void.

@@ -1,7 +1,7 @@
-"""The official code's latent terms, bugs included, so that its published behaviour can be compared with.
+"""The official code's latent terms, bugs included, for comparisons with its published behaviour.
 
 Features (B, C, h, w), labels on the grid (B, h, w). These loop over classes and gather, as that code does; nothing
-here is meant to be fast. docs/methods.md describes the error of each and names a test that computes both.
+here is meant to be fast. docs/methods.md describes each error and names a test that computes both.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def repulsion(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def sparsity(features: Tensor, labels: Tensor, variant: SparsityVariant) -> Tensor:
-    """L_sp and the measures it was compared with, but for l0, which that code lacks: the mean over all positions, void
-    and vectors without activation included; 0 where nothing is left after the normalisation."""
+    """L_sp and the measures it was compared with, except l0, which that code lacks: the mean over all positions,
+    including void and vectors without activation; 0 where nothing is left after the normalisation."""
     if variant == "l1":
         return lasso(features)
     features = at_least_float32(features)

@@ -1,4 +1,4 @@
-"""Terms of classes that each answer yes or no for themselves (LAPS). Scores s, one channel a class."""
+"""Terms of independent binary classifiers, one per class (LAPS). Scores s, one channel per class."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sdrseg.losses.pixels import masked_sums
 
 
 def one_vs_rest_sums(scores: Tensor, labels: Tensor, first: int, positive_weight: float = 1.0) -> Tensor:
-    """Σ_c of the sigmoid cross-entropy, over the labelled pixels; a class's own pixels weigh `positive_weight`.
+    """Σ_c of the sigmoid cross-entropy, over the labelled pixels; a class's own pixels have weight `positive_weight`.
 
-    Scores (B, R, H, W) of the channels first, …, first + R − 1; labels (B, H, W). Every other label is a "no".
+    Scores (B, R, H, W) of the channels first, …, first + R − 1; labels (B, H, W). Every other label is a negative.
     """
     s = at_least_float32(scores)
     channel = torch.arange(first, first + s.shape[1], device=s.device)[:, None, None]
@@ -23,7 +23,7 @@ def one_vs_rest_sums(scores: Tensor, labels: Tensor, first: int, positive_weight
 
 
 def rejection(scores: Tensor, weights: Tensor) -> Tensor:
-    """Σ_i w_i Σ_c softplus(s_ic): every class says "no" to remembered features. Scores (N, R), weights (N,)."""
+    """Σ_i w_i Σ_c softplus(s_ic): remembered features are negatives of every class. Scores (N, R), weights (N,)."""
     return (F.softplus(at_least_float32(scores)).sum(1) * weights).sum()
 
 

@@ -1,4 +1,4 @@
-"""What all losses share: void, padding, the feature grid, and means from sums."""
+"""Shared by all losses: void, padding, the feature grid, and means from sums."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch.nn import functional as F
 
 
 def widest(x: Tensor) -> Tensor:
-    """float64, where the device has it."""
+    """float64 where the device supports it."""
     return x if x.device.type == "mps" else x.double()
 
 
 def mean(sums: Tensor) -> Tensor:
-    """From (2,) [total, count] to the mean; nothing counted gives 0, still attached to the graph."""
+    """From (2,) [total, count] to the mean; 0 if the count is 0, still attached to the graph."""
     return sums[0] / sums[1].clamp_min(1)
 
 
@@ -27,6 +27,6 @@ def to_grid(x: Tensor, size: tuple[int, int], stride: int, outside: float) -> Te
 
     The network pads images at the bottom and right; cells that begin outside the image are `outside`.
     """
-    found = x[..., ::stride, ::stride]
-    missing = (0, size[1] - found.shape[-1], 0, size[0] - found.shape[-2])
-    return F.pad(found, missing, value=outside) if any(missing) else found
+    cells = x[..., ::stride, ::stride]
+    missing = (0, size[1] - cells.shape[-1], 0, size[0] - cells.shape[-2])
+    return F.pad(cells, missing, value=outside) if any(missing) else cells

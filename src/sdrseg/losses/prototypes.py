@@ -1,6 +1,6 @@
 """Prototypes: the mean feature of each class, in the batch (with gradient) and over all of training (without).
 
-Features (B, C, h, w), labels on their grid (B, h, w) with channels 0..K-1 and 255 for what takes no part.
+Features (B, C, h, w), labels on their grid (B, h, w) with channels 0..K-1 and 255 for positions that do not count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ClassSums(NamedTuple):
 
 
 class Prototypes(NamedTuple):
-    """Running prototypes p_c: mean (K, C) and how many images or pixels it is the mean of, (K,) int64."""
+    """Running prototypes p_c: mean (K, C) and the number of images or pixels in it, (K,) int64."""
 
     mean: Tensor
     seen: Tensor
@@ -51,32 +51,32 @@ def sums_by_image(features: Tensor, labels: Tensor, classes: int) -> tuple[Tenso
     """For each image and class: positions (B, K), Σ features (B, K, C), Σ squared norms (B, K)."""
     features = readable(features)
     squares = squared_norms(features)
-    add_up = _added_one_by_one if features.device.type == "cpu" else _added_by_products
-    return add_up(features, squares, labels.flatten(1), classes)
+    sums = _sums_by_index_add if features.device.type == "cpu" else _sums_by_matmul
+    return sums(features, squares, labels.flatten(1), classes)
 
 
-def _added_by_products(
-    features: Tensor, squares: Tensor, labels: Tensor, classes: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One matrix product an image, membership (K, h·w) times features (h·w, C): the same in every run on a GPU."""
+def _sums_by_matmul(features: Tensor, squares: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """One matrix product per image, membership (K, h·w) times features (h·w, C): the same in every run on a GPU."""
     member = labels[:, None, :] == torch.arange(classes, device=labels.device)[:, None]
     ones = member.to(squares.dtype)
     with torch.autocast(features.device.type, enabled=False):  # it would round to half precision
         return ones.sum(2), class_totals(features, member), (ones @ squares[:, :, None])[:, :, 0]
 
 
-def _added_one_by_one(features: Tensor, squares: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def _sums_by_index_add(
+    features: Tensor, squares: Tensor, labels: Tensor, classes: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Add each position to its class: faster on a CPU for any number of classes."""
     x = rows_of(features)
     images, _, channels = x.shape
-    room = classes + 1  # the last takes void
+    slots = classes + 1  # the last is for void
     image = torch.arange(images, device=x.device)[:, None]
-    place = (image * room + labels.long().clamp_max(classes)).flatten()
-    empty = x.new_zeros(images * room)
-    total = x.new_zeros(images * room, channels).index_add(0, place, x.flatten(0, 1))
-    counts = empty.index_add(0, place, torch.ones_like(place, dtype=x.dtype))
-    square = empty.index_add(0, place, squares.flatten())
-    counts, total, square = (t.view(images, room, *t.shape[1:])[:, :classes] for t in (counts, total, square))
+    index = (image * slots + labels.long().clamp_max(classes)).flatten()
+    empty = x.new_zeros(images * slots)
+    total = x.new_zeros(images * slots, channels).index_add(0, index, x.flatten(0, 1))
+    counts = empty.index_add(0, index, torch.ones_like(index, dtype=x.dtype))
+    square = empty.index_add(0, index, squares.flatten())
+    counts, total, square = (t.view(images, slots, *t.shape[1:])[:, :classes] for t in (counts, total, square))
     return counts, total, square
 
 
@@ -96,16 +96,16 @@ def in_batch(sums: ClassSums, average: Average) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def update(
-    prototypes: Prototypes, sums: ClassSums, average: Average, take: Tensor, decay: float | None = None
+    prototypes: Prototypes, sums: ClassSums, average: Average, included: Tensor, decay: float | None = None
 ) -> Prototypes:
-    """Running prototypes after a batch (Eq. 4), for the classes in `take` (K,); fresh tensors, no gradient.
+    """Running prototypes after a batch (Eq. 4), for the classes in `included` (K,); new tensors, no gradient.
 
-    The cumulative mean over all images (or pixels) that hold the class; with `decay` β an exponential mean,
+    The cumulative mean over all images (or pixels) with the class; with `decay` β an exponential mean,
     p ← (1 − β) p + β p̂, instead.
     """
     total, count = sums.counted(average)
     mean = total.detach() / count.detach().clamp_min(1)[:, None]
-    added = torch.where(take, count.detach(), 0)
+    added = torch.where(included, count.detach(), 0)
     seen = prototypes.seen + added.round().long()
     share = added / seen.clamp_min(1) if decay is None else torch.where(prototypes.known, decay, torch.ones_like(added))
     moved = prototypes.mean + share[:, None].to(mean.dtype) * (mean - prototypes.mean)
@@ -113,13 +113,13 @@ def update(
 
 
 def pseudo_labels(labels: Tensor, teacher_logits: Tensor, stride: int) -> Tensor:
-    """ẑ: labels on the grid (B, h, w) with background replaced by what the teacher sees there.
+    """ẑ: labels on the grid (B, h, w) with background replaced by the teacher's prediction.
 
     `teacher_logits` (B, n_old, H, W) are upsampled; taking them at the grid's points before the argmax equals the
     argmax at full resolution followed by floor-nearest. Cells outside the image are void, and stay so.
     """
-    seen = to_grid(teacher_logits, (labels.shape[-2], labels.shape[-1]), stride, 0).argmax(1)
-    return torch.where(labels == 0, seen, labels.long())
+    predicted = to_grid(teacher_logits, (labels.shape[-2], labels.shape[-1]), stride, 0).argmax(1)
+    return torch.where(labels == 0, predicted, labels.long())
 
 
 def matching(
@@ -132,22 +132,22 @@ def matching(
     normaliser: Literal["present", "n_old"] = "present",
     background: bool = False,
 ) -> Tensor:
-    """L_pm (Eq. 3): old classes in the batch stay where their running prototypes are.
+    """L_pm (Eq. 3): keeps old classes in the batch at their running prototypes.
 
-    `current` (K, C) and `present` (K,) are p̂ by pseudo-labels. Only old classes with a prototype take part, background
-    only where asked for.
+    `current` (K, C) and `present` (K,) are p̂ by pseudo-labels. Only old classes with a prototype count, background
+    only if `background` is set.
     """
     channel = torch.arange(len(current), device=current.device)
-    take = present & prototypes.known & (channel < n_old) & ((channel > 0) | background)
-    goal = prototypes.mean.to(current.dtype)
+    included = present & prototypes.known & (channel < n_old) & ((channel > 0) | background)
+    target = prototypes.mean.to(current.dtype)
     if distance == "mse":
-        each = (goal - current).square().mean(1)
+        each = (target - current).square().mean(1)
     elif distance == "frobenius":
-        each = (goal - current).square().sum(1).clamp_min(EPS).sqrt()
+        each = (target - current).square().sum(1).clamp_min(EPS).sqrt()
     else:
-        each = 1 - F.cosine_similarity(goal, current, dim=1, eps=1e-6)
-    total = torch.where(take, each, 0).sum()
-    return total / (take.sum().clamp_min(1) if normaliser == "present" else n_old)
+        each = 1 - F.cosine_similarity(target, current, dim=1, eps=1e-6)
+    total = torch.where(included, each, 0).sum()
+    return total / (included.sum().clamp_min(1) if normaliser == "present" else n_old)
 
 
 def labels_on_grid(labels: Tensor, padding: Tensor, size: tuple[int, int], stride: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pseudo-labels: background that the teacher is sure to know."""
+"""Pseudo-labels: background where the teacher is confident of an old class."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sdrseg.labels import VOID
 def confident_labels(labels: Tensor, probabilities: Tensor, threshold: float) -> Tensor:
     """Labels (B, H, W) with background replaced by the likeliest channel of (B, n_old, H, W) probabilities, where that
     is an old class and at least `threshold`."""
-    sure, seen = probabilities.max(1)
-    return torch.where((labels == 0) & (seen > 0) & (sure >= threshold), seen.to(labels.dtype), labels)
+    confidence, predicted = probabilities.max(1)
+    return torch.where((labels == 0) & (predicted > 0) & (confidence >= threshold), predicted.to(labels.dtype), labels)
 
 
 def split_labels(labels: Tensor, n_old: int) -> tuple[Tensor, Tensor]:

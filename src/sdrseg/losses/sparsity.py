@@ -1,7 +1,7 @@
 """Sparsity of the features, L_sp (Eq. 8 and 9), and the nine variants it was compared with.
 
 The published term is the exponential ratio Σ_j exp(f̄_j) / Σ_j f̄_j of features divided by the largest activation of
-their class. It is smallest for the all-ones vector, so minimising it makes features denser; it is here as published,
+their class. It is smallest for the all-ones vector, so minimising it makes features denser; this is the published term,
 and the log also shows the true sparsity (`hoyer`). Features must not be negative.
 """
 
@@ -18,8 +18,8 @@ from sdrseg.variants import SparsityVariant
 
 BY_CLASS = ("class_max", "power2", "power3", "l0")
 """The variants that need the largest activation of each class."""
-OF_DEAD = ("l0", "l1", "entropy_softmax")
-"""The variants in which a vector that is all zero counts; in the others it has no value."""
+COUNT_ZEROS = ("l0", "l1", "entropy_softmax")
+"""The variants in which an all-zero vector counts; in the others it is undefined."""
 
 EXPONENTIAL = ("class_max", "norm_max_overall")
 """The exponential ratios of features divided by a given maximum."""
@@ -30,7 +30,7 @@ L0_WIDTH = 0.1  # of the surrogate, in class maxima
 
 
 def class_maxima(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The largest activation of each class in each image, (B, K); 0 for a class that is not there.
+    """The largest activation of each class in each image, (B, K); 0 for a class that is absent.
 
     The gradient is shared evenly by all entries that equal the maximum, like that of `Tensor.max`.
     """
@@ -45,7 +45,7 @@ def class_maxima(features: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def sparsity_sums(features: Tensor, labels: Tensor, variant: SparsityVariant, maxima: Tensor | None = None) -> Tensor:
-    """(2,) [Σ over positions of the per-vector loss, positions]; void takes no part.
+    """(2,) [Σ over positions of the per-vector loss, positions]; void does not count.
 
     `maxima` (B or 1, K) divides the features in the variants of BY_CLASS: `class_maxima`, or their maximum over the
     batch. In norm_max_overall it is the (1, 1) maximum of everything.
@@ -61,7 +61,7 @@ def sparsity_sums(features: Tensor, labels: Tensor, variant: SparsityVariant, ma
     x = rows_of(at_least_float32(features))
     scale = _scale(x, known, variant, maxima)
     alive = keep & (scale[:, :, 0] > SMALL)
-    if variant not in OF_DEAD:
+    if variant not in COUNT_ZEROS:
         keep = alive = alive & (x.sum(2) > SMALL)
     # Infinity for the others: their own scale may be 0, and where() does not stop 0 · inf = NaN in the backward pass.
     each = _per_vector(x / torch.where(alive[:, :, None], scale, torch.inf), variant)
@@ -69,7 +69,7 @@ def sparsity_sums(features: Tensor, labels: Tensor, variant: SparsityVariant, ma
 
 
 def _scale(x: Tensor, label: Tensor, variant: SparsityVariant, maxima: Tensor | None) -> Tensor:
-    """What a vector is divided by, (B, h·w, 1)."""
+    """The divisor of each vector, (B, h·w, 1)."""
     if variant == "norm_max":
         return x.amax(2, keepdim=True)
     if variant == "norm_l2":

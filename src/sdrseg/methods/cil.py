@@ -12,7 +12,7 @@ from sdrseg.methods.base import From, Method
 
 class CIL(Method):
     name = "cil"
-    summary = "CIL: distil pixels without a new class, the more so the less sure the teacher is"
+    summary = "CIL: distil pixels without a new class, with more weight where the teacher is uncertain"
     switches = {
         "kd.kind": From("cil", "the method's own paper; its λ_GS and temperature are 1"),
         "kd.weight": From(1.0, "the method's own paper"),

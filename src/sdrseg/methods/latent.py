@@ -184,22 +184,22 @@ class LatentSpace:
         if cl.labels == "pseudo":
             labels = pseudo
             sums = self.processes.sum_all(class_sums(features, pseudo, self.step.classes))
-        take = self._contrasted & prototypes.known
+        included = self._contrasted & prototypes.known
         over: Literal["sum", "mean"] = "sum" if cl.form == "norm_sum" else "mean"
         if cl.form != "mse" and cl.scope == "image":
-            attract = mean(self.processes.sum(attraction_norm_image_sums(features, labels, prototypes, take, over)))
+            attract = mean(self.processes.sum(attraction_norm_image_sums(features, labels, prototypes, included, over)))
         elif cl.form != "mse":
             attract = attraction_norm(
-                self.processes.sum(attraction_norm_sums(features, labels, prototypes, take)), over
+                self.processes.sum(attraction_norm_sums(features, labels, prototypes, included)), over
             )
         elif cl.scope == "image":
-            attract = mean(self.processes.sum(attraction_image_sums(features, labels, prototypes, take)))
+            attract = mean(self.processes.sum(attraction_image_sums(features, labels, prototypes, included)))
         else:
-            attract = attraction(sums, prototypes, take)
+            attract = attraction(sums, prototypes, included)
         current, present = in_batch(sums, average)
         if cl.against == "nearest":
-            return {"attract": attract, "repel": repulsion_from_nearest(current, present, prototypes, take)}
-        return {"attract": attract, "repel": repulsion(current, present, take, cl.normaliser)}
+            return {"attract": attract, "repel": repulsion_from_nearest(current, present, prototypes, included)}
+        return {"attract": attract, "repel": repulsion(current, present, included, cl.normaliser)}
 
     def _sparsity(self, features: Tensor, labels: Tensor) -> Tensor:
         sp = self.config.sp
