@@ -55,7 +55,7 @@ def _possible(kind: Any, bounds: Any) -> str:
         return f"[{', '.join(_possible(item, bounds) for item in items)}]"
     low, high = bounds["minimum"], bounds["maximum"]
     span = "" if low is None else f", at least {low}" if high is None else f", {low} to {high}"
-    return KINDS[kind] + span + "".join(f", or {word}" for word in bounds["words"])
+    return KINDS[kind] + span + "".join(f", or {name}" for name in bounds["keywords"])
 
 
 def _toml(value: object) -> str:

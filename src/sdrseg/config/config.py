@@ -56,16 +56,16 @@ class Config:
             yield Setting(f"step.{key}", OF_STEP, value)
 
     def changed(self, values: Mapping[str, Any]) -> Config:
-        """A copy with some values replaced, given by "section.key"; None removes a value for one step."""
-        sections, of_steps = self.sections(), dict(self.step)
+        """A copy with some values replaced, by "section.key"; None removes a value for one step."""
+        sections, step_values = self.sections(), dict(self.step)
         for key, value in values.items():
             section, _, name = key.partition(".")
             if section == "step":
-                of_steps[name] = value
+                step_values[name] = value
             else:
                 sections[section] = replace(sections[section], **{name: value})
         own = {name: sections.pop(name) for name in self.own}
-        return Config(**sections, own=own, step={key: value for key, value in of_steps.items() if value is not None})
+        return Config(**sections, own=own, step={key: value for key, value in step_values.items() if value is not None})
 
     def of_step(self, number: int) -> Config:
         """The configuration of a step: in later steps, X_later replaces X, and a value for this step replaces both."""
@@ -103,9 +103,9 @@ class Config:
 
     def differences(self, other: Config) -> list[str]:
         """Differences that change results, as "section.key: own value, other value"."""
-        mine, theirs = ({s.key: s.value for s in c.settings() if s.affects != "nothing"} for c in (self, other))
-        keys = [*mine, *(f"step.{key}" for key in other.step if f"step.{key}" not in mine)]
-        return [f"{k}: {mine.get(k)!r}, {theirs.get(k)!r}" for k in keys if mine.get(k) != theirs.get(k)]
+        own, theirs = ({s.key: s.value for s in c.settings() if s.affects != "nothing"} for c in (self, other))
+        keys = [*own, *(f"step.{key}" for key in other.step if f"step.{key}" not in own)]
+        return [f"{k}: {own.get(k)!r}, {theirs.get(k)!r}" for k in keys if own.get(k) != theirs.get(k)]
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON; `config_from` reads them back."""

@@ -20,7 +20,7 @@ from sdrseg.scenario.registry import find_source
 
 Sections = Mapping[str, type]
 
-Layer = tuple[str, Mapping[str, Mapping[str, Any]]]  # where it comes from, and its values
+Layer = tuple[str, Mapping[str, Mapping[str, Any]]]  # its origin, and its values
 
 
 def load_config(
@@ -75,17 +75,17 @@ def config_from(values: Mapping[str, Any], origin: str, own: Sections | None = N
     return Config(**{name: sections.pop(name) for name in _BUILT_IN}, own=sections, step=of_steps)
 
 
-def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Nested tables as pairs of a dotted key and a value."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{before}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
-            yield f"{before}{key}", value
+            yield f"{prefix}{key}", value
 
 
 def _of_step(key: str, value: Any, origin: str, kinds: Mapping[str, Any]) -> Any:
-    """The value for one step that is given as step.NUMBER.SECTION.KEY."""
+    """The value for one step, set as step.NUMBER.SECTION.KEY."""
     number, _, name = key.partition(".")
     section, _, field = name.partition(".")
     if not (re.fullmatch("[1-9][0-9]{0,3}", number) and section and field):
@@ -147,11 +147,11 @@ def _value(where: str, value: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:
             raise UsageError(f"{where} = {value!r}: the smaller value comes first.")
         return checked
     low, high = bounds["minimum"], bounds["maximum"]
-    if isinstance(value, str) and value in bounds["words"]:
-        return bounds["words"][value]
+    if isinstance(value, str) and value in bounds["keywords"]:
+        return bounds["keywords"][value]
     if not (type(value) is kind or (kind is float and type(value) is int)):
-        or_word = "".join(f' or "{word}"' for word in bounds["words"])
-        raise UsageError(f"{where} = {value!r} is not {_TYPES[kind]}{or_word}.")
+        alternatives = "".join(f' or "{name}"' for name in bounds["keywords"])
+        raise UsageError(f"{where} = {value!r} is not {_TYPES[kind]}{alternatives}.")
     if value in (math.inf, -math.inf):
         raise UsageError(f"{where} = {value!r} is not finite.")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
@@ -176,7 +176,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse the values of all `--set section.key=value`, by key. A value is TOML, or a bare word."""
+    """Parse the values of all `--set section.key=value`, by key. A value is TOML, or unquoted text."""
     values = {}
     for text in texts:
         key, equals, raw = text.partition("=")
@@ -186,7 +186,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
             parsed = tomllib.loads(f"value = {raw}")
         except (ValueError, RecursionError):
             parsed = {}
-        values[key.strip()] = parsed["value"] if list(parsed) == ["value"] else raw.strip()  # one value, not more lines
+        values[key.strip()] = parsed["value"] if list(parsed) == ["value"] else raw.strip()  # exactly one value
     return values
 
 

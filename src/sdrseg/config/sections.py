@@ -80,7 +80,7 @@ class Train:
         "images per iteration, summed over all processes; auto: by the number of images, and by the memory of a GPU or "
         "the crop on a CPU (docs/own-data.md); config.json has the number that was chosen",
         1,
-        words={"auto": AUTO},
+        keywords={"auto": AUTO},
     )
     epochs: int = setting(30, "passes over the images of each step", 1)
     batch_size_later: int = setting(0, "batch_size of the later steps; 0: the same", 0, affects="later", same=0)

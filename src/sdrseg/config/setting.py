@@ -57,13 +57,20 @@ def setting(
     *,
     affects: Affects = "base",
     same: Any = None,
-    words: Mapping[str, Any] = MappingProxyType({}),
+    keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """Declare a configuration value with its meaning, its bounds and what it affects.
 
-    `same`, for an X_later: the value that means "as X". `words`: values that can be given by a word, such as "auto".
+    `same`, for an X_later: the value that means "as X". `keywords`: names for special values, such as "auto".
     """
-    facts = {"help": help, "minimum": minimum, "maximum": maximum, "affects": affects, "same": same, "words": words}
+    facts = {
+        "help": help,
+        "minimum": minimum,
+        "maximum": maximum,
+        "affects": affects,
+        "same": same,
+        "keywords": keywords,
+    }
     return field(default=default, metadata=facts)
 
 

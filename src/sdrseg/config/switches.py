@@ -28,7 +28,7 @@ class Ce:
     class_weights: str = setting(
         "none",
         "weights of the classes in CE and UNCE: none; frequency, by how rare a class is in the step's training images "
-        "(median frequency balancing, 0.1 to 10); or given, such as 'cat=2, dog=0.5', and 1 for all others",
+        "(median frequency balancing, 0.1 to 10); or NAME=WEIGHT, such as 'cat=2, dog=0.5', and 1 for all others",
     )
     init: Literal["default", "mib"] = switch(
         "default", "new rows of the classifier: PyTorch's default, or from the old background's row (MiB)"
