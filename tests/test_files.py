@@ -43,7 +43,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         (ValueError("mine"), ValueError, "mine"),
         (KeyboardInterrupt("now"), KeyboardInterrupt, "now"),
         (SdrsegError("ours"), SdrsegError, "ours"),
-        (FULL, SdrsegError, r"No space left on device\); what was there before is intact"),
+        (FULL, SdrsegError, r"No space left on device\); the earlier content is intact"),
         (OSError("in words"), SdrsegError, r"a\.bin: not written \(in words\)"),
     ],
 )

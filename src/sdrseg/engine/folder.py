@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,7 +20,7 @@ from sdrseg import __version__
 from sdrseg.config import Config, saved_config
 from sdrseg.engine.checkpoint import load_entry, save_tensors
 from sdrseg.errors import SdrsegError
-from sdrseg.files import sweep, write_json
+from sdrseg.files import link_or_copy, sweep, write_json
 
 PACKAGES = (
     "torch",
@@ -223,7 +222,7 @@ class RunFolder:
                 self.step(number).mkdir(parents=True, exist_ok=True)
                 # meta.json last: with it, the step counts as finished
                 for file in sorted(other.step(number).iterdir(), key=lambda file: file.name == "meta.json"):
-                    _link(file, self.step(number) / file.name)
+                    link_or_copy(file, self.step(number) / file.name)
 
     # --- the state within a step ------------------------------------------------------------------------------------
 
@@ -265,15 +264,6 @@ class RunFolder:
             (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # it does not exist, or contains other files
             folder.rmdir()
-
-
-def _link(source: Path, copy: Path) -> None:
-    """Files of a finished step are never changed in place, so two runs may share them."""
-    copy.unlink(missing_ok=True)
-    try:
-        os.link(source, copy)
-    except OSError:
-        shutil.copy2(source, copy)
 
 
 def read_meta(step: Path) -> dict[str, Any]:

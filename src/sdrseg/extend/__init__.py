@@ -1,1 +1,1 @@
-"""Add classes to a trained model, with images in which only these are labelled. docs/extend.md tells how."""
+"""Add classes to a trained model, with images in which only these are labelled. See docs/extend.md."""

@@ -61,9 +61,9 @@ def _shared(score: StepScore, count: int) -> Values:
 
 def _old_images(folder: RunFolder, shared: int) -> dict[str, str]:
     """The test images of the shared steps that the last step was also scored on, with the digests of their masks."""
-    told = folder.read_json("scenario.json")
-    digests, last = told["mask_digests"], set(told["steps"][-1]["test_ids"])
-    return {id: digests.get(id, "") for id in told["steps"][shared - 1]["test_ids"] if id in last}
+    scenario = folder.read_json("scenario.json")
+    digests, last = scenario["mask_digests"], set(scenario["steps"][-1]["test_ids"])
+    return {id: digests.get(id, "") for id in scenario["steps"][shared - 1]["test_ids"] if id in last}
 
 
 def _number(value: float) -> float | None:

@@ -14,11 +14,11 @@ from sdrseg.methods.laps import LAPS
 
 @dataclass(frozen=True)
 class Regime:
-    """Settings for at most so many training images (None: any number). The first that fits holds."""
+    """Settings for up to `images` training images (None: any number). The first entry that fits is used."""
 
     images: int | None
     batch: int
-    iterations: int  # at least so many, and EPOCHS epochs
+    iterations: int  # the minimum; at least EPOCHS epochs
     slower: int  # the learning rate of step 0 is divided by this
     laps: dict[str, Any] = field(default_factory=dict)
     """Other settings for LAPS, by "section.key". Its rate is divided by `slower_laps`."""
@@ -40,7 +40,7 @@ EPOCHS = 8
 SCORES = 10
 """How often the held-out images are scored."""
 PATIENCE = 4
-"""Scores without a better one after which training ends."""
+"""Training ends after this number of scores without improvement."""
 
 
 def regime_of(images: int) -> Regime:
@@ -48,7 +48,7 @@ def regime_of(images: int) -> Regime:
 
 
 def settings_by_size(images: int, held_out: bool, parent: Config, method: str) -> dict[str, dict[str, Any]]:
-    """Settings for so many training images. The best model by the held-out images is kept, if there are any."""
+    """Settings for a number of training images. With held-out images, the model with their best score is kept."""
     regime, laps = regime_of(images), issubclass(find_method(method), LAPS)
     batch = min(regime.batch, images)
     epochs = max(EPOCHS, math.ceil(regime.iterations / (images // batch)))
@@ -56,11 +56,11 @@ def settings_by_size(images: int, held_out: bool, parent: Config, method: str) -
     rate = parent.optim.lr / (regime.slower_laps if laps else regime.slower)
     if parent.optim.lr_later != Optim().lr_later:  # chosen for this model
         rate = min(rate, parent.optim.lr_later)
-    found: dict[str, dict[str, Any]] = {
+    settings: dict[str, dict[str, Any]] = {
         "train": {"batch_size": batch, "epochs": epochs, **watched},
         "optim": {"lr_later": rate},
     }
     for key, value in regime.laps.items() if laps else ():
         section, _, name = key.partition(".")
-        found.setdefault(section, {})[name] = value
-    return found
+        settings.setdefault(section, {})[name] = value
+    return settings

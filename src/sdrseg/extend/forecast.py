@@ -16,7 +16,7 @@ from sdrseg.engine.saved import open_step
 from sdrseg.errors import quantity
 from sdrseg.extend.plan import Plan
 
-LOOKED_AT = 100
+EXAMINED = 100
 """The number of training images in which similar old classes are counted."""
 NOTABLE = 0.05
 """The share of the pixels of a new class from which an old class counts as similar."""
@@ -44,9 +44,9 @@ class Forecast:
             lines += [
                 f"{100 * share:.0f} % of {name} pixels are now predicted as '{other}'" for other, share in old.items()
             ]
-        about = f"{max(2, self.seconds):.0f} seconds" if self.seconds < 120 else f"{self.seconds / 60:.0f} minutes"
+        duration = f"{max(2, self.seconds):.0f} seconds" if self.seconds < 120 else f"{self.seconds / 60:.0f} minutes"
         lines.append(
-            f"at most {self.iterations} iterations, about {about} of training and {self.gibibytes:.1f} GiB of memory"
+            f"at most {self.iterations} iterations, about {duration} of training and {self.gibibytes:.1f} GiB of memory"
         )
         return lines
 
@@ -58,21 +58,27 @@ def forecast(job: Job, plan: Plan) -> Forecast:
     network.place_on(job.fabric.device)
     n_old, index = len(step.old), plan.indexes["train"]
     own = [id for id in step.train_ids if id in set(plan.new.train_ids)]
-    some = own[:: max(1, len(own) // LOOKED_AT)]
+    some = own[:: max(1, len(own) // EXAMINED)]
     batches = eval_batches(plan.source, some, index.size_by_id, step.train_table, config, share=job.share)
     matrix = confusion(job.fabric, network, batches, len(step.channels), decision)
-    alike: dict[str, dict[str, float]] = {}
+    lookalikes: dict[str, dict[str, float]] = {}
     for channel, name in enumerate((plan.scenario.classes[c] for c in step.new), n_old):
         shares = matrix[channel, 1:n_old] / max(1, matrix[channel].sum())
         found = {plan.parent.classes[c + 1]: float(shares[c]) for c in shares.argsort()[::-1] if shares[c] >= NOTABLE}
-        alike[name] = found
+        lookalikes[name] = found
     iterations = len(train_order(step.train_ids, config, job.share))
     seconds, saved = _one_image(job, network, config.data.crop)
     batch = config.train.batch_size
     weights = sum(p.numel() for p in network.parameters()) * 4
     memory = (batch * saved + 4 * weights) / 2**30  # student, gradient, momentum, teacher
     return Forecast(
-        plan.new.images, len(step.train_ids), plan.new.held_out, alike, iterations, iterations * batch * seconds, memory
+        plan.new.images,
+        len(step.train_ids),
+        plan.new.held_out,
+        lookalikes,
+        iterations,
+        iterations * batch * seconds,
+        memory,
     )
 
 

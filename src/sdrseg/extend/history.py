@@ -14,10 +14,10 @@ from sdrseg.engine.folder import FORMAT, RunFolder
 from sdrseg.engine.job import TEST_IMAGES
 from sdrseg.engine.saved import find_step
 from sdrseg.errors import SdrsegError, UsageError, nearest
-from sdrseg.extend.parent import STEP_FILES, Parent, read_parent, same_file
+from sdrseg.extend.parent import STEP_FILES, Parent, read_parent
 from sdrseg.extend.plan import chain_spec, unchanged
 from sdrseg.extend.review import EXTENSION
-from sdrseg.files import write_json
+from sdrseg.files import link_or_copy, write_json
 from sdrseg.metrics import StepScore, summary
 
 
@@ -71,12 +71,12 @@ def change_classes(run: Path, out: Path, rename: Mapping[str, str], remove: Sequ
     after = [rename.get(name, name) for name in parent.scenario.classes]
     if "" in after or len(set(after)) < len(after):
         raise UsageError(f"--rename: two classes would have the same name, or one would have none: {', '.join(after)}.")
-    said = [f"{old} renamed to {new}" for old, new in rename.items()] + [f"{name} removed" for name in remove]
-    _copy_run(parent, out, dict(rename), frozenset(remove), ", ".join(said))
+    description = [f"{old} renamed to {new}" for old, new in rename.items()] + [f"{name} removed" for name in remove]
+    _copy_run(parent, out, dict(rename), frozenset(remove), ", ".join(description))
     return out
 
 
-def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozenset[str], said: str) -> None:
+def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozenset[str], description: str) -> None:
     """Copy the steps of a run up to one of them, and add a line to the history. config.json is written last."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SdrsegError(f"{out} already exists. Choose a new folder with --out.")
@@ -85,24 +85,24 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     classes = tuple(named.get(name, name) for name in parent.scenario.classes)
     scores = []
     for number in range(parent.step + 1):
-        there, here = folder.step(number), new.step(number)
-        here.mkdir(parents=True, exist_ok=True)
+        source, target = folder.step(number), new.step(number)
+        target.mkdir(parents=True, exist_ok=True)
         for name in STEP_FILES[:2]:
-            same_file(there / name, here / name)
+            link_or_copy(source / name, target / name)
         if folder.has_metrics(number):
             scored = folder.read_json(f"steps/{number}/metrics.json")
             for one in scored["classes"]:
                 one["name"] = named.get(one["name"], one["name"])
             scored["left_out"] = [named.get(name, name) for name in scored["left_out"]]
             scores.append((StepScore.from_dict(scored), scored.get("scored_on", TEST_IMAGES)))
-            write_json(here / "metrics.json", scored)
-        if (there / EXTENSION).exists():
-            write_json(here / EXTENSION, _renamed(folder.read_json(f"steps/{number}/{EXTENSION}"), named))
+            write_json(target / "metrics.json", scored)
+        if (source / EXTENSION).exists():
+            write_json(target / EXTENSION, _renamed(folder.read_json(f"steps/{number}/{EXTENSION}"), named))
         meta = folder.read_json(f"steps/{number}/meta.json")
         for one in meta["classes"]:
             one |= {"id": 0, "removed": True} if one["name"] in remove else {}  # predictions contain ids, not channels
             one["name"] = named.get(one["name"], one["name"])
-        write_json(here / "meta.json", meta)
+        write_json(target / "meta.json", meta)
     if len(scores) == parent.step + 1:
         write_json(out / "summary.json", {**summary([s for s, _ in scores]), "scored_on": scores[-1][1]})
     saved = folder.read_json("config.json")
@@ -112,23 +112,23 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     index = class_index(Extended(classes, parts), "val")
     digests = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
     write_json(out / "scenario.json", {**scenario.to_dict(), "mask_digests": parent.digests | digests})
-    change = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "what": said}
+    change = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "what": description}
     write_chain(out, classes, parent.score_background, parts, [*parent.changes, change])
     write_json(out / "config.json", {**saved, "spec": str(spec), "format": FORMAT})
 
 
 def _renamed(extension: dict[str, Any], named: Mapping[str, str]) -> dict[str, Any]:
-    """extension.json with the new names. Its command gives the old ones, so it is left out."""
+    """extension.json with the new names. Its command contains the old ones, so it is left out."""
     if not named:
         return extension
 
-    def call(name: str) -> str:
+    def rename(name: str) -> str:
         return named.get(name, name)
 
     forecast = extension["forecast"]
     if forecast is not None:
-        alike = {call(n): {call(o): share for o, share in old.items()} for n, old in forecast["lookalikes"].items()}
-        images = {call(n): count for n, count in forecast["images"].items()}
-        forecast = {**forecast, "images": images, "lookalikes": alike}
-    rows = {key: [{**one, "name": call(one["name"])} for one in extension[key]] for key in ("old", "new")}
+        lookalikes = {rename(n): {rename(o): share for o, share in old.items()} for n, old in forecast["lookalikes"].items()}
+        images = {rename(n): count for n, count in forecast["images"].items()}
+        forecast = {**forecast, "images": images, "lookalikes": lookalikes}
+    rows = {key: [{**one, "name": rename(one["name"])} for one in extension[key]] for key in ("old", "new")}
     return {**extension, **rows, "forecast": forecast, "command": []}

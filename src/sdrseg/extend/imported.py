@@ -137,11 +137,11 @@ def _require_same(file: Path, network: Network, source: nn.Module) -> None:
     theirs = theirs["out"] if isinstance(theirs, dict) else theirs
     ours = network.double().eval()(image).logits
     network.float()
-    apart = float((ours - theirs).abs().max()) if ours.shape == theirs.shape else float("inf")
-    if not apart <= TOLERANCE:
+    difference = float((ours - theirs).abs().max()) if ours.shape == theirs.shape else float("inf")
+    if not difference <= TOLERANCE:
         raise SdrsegError(
-            f"{file}: on a test image, the logits of our network and of the library differ by {apart:.2g}, more than "
-            f"{TOLERANCE:g}; the model was not imported."
+            f"{file}: on a test image, the logits of our network and of the library differ by {difference:.2g}, more "
+            f"than {TOLERANCE:g}; the model was not imported."
         )
 
 

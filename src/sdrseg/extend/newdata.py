@@ -1,4 +1,4 @@
-"""The images of new classes: their classes, their problems, and how their labels are mapped."""
+"""The images of new classes: their classes, problems in them, and how their labels are mapped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Unlabelled = Literal["background", "ignore"]
 Protocol = Literal["overlapped", "sequential"]
 FEW = 10
 """A class with fewer images gets a warning."""
-SEVERAL: tuple[Split, ...] = ("train", "val")
+ALL_SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read_new_data(
     """Open a folder and check it before any work starts."""
     source = open_source("folder", folder, Config())
     names = new_names(parent, source, wanted, folder)
-    indexes = {split: _index(source, split) for split in SEVERAL}
+    indexes = {split: _index(source, split) for split in ALL_SPLITS}
     own = [source.classes.index(name) for name in names]
     notes = list(source.notes)
     chosen = _protocol(parent, source, indexes, folder, protocol)
@@ -66,7 +66,7 @@ def read_new_data(
         raise UsageError(f"{len(classes)} classes are too many: a model can have {MAX_CLASSES}, including background.")
     new = tuple(classes.index(name) for name in names)
     known = set(parent.classes)
-    others = [n for n in source.classes[1:] if n not in names and n not in known and _pixels(indexes, source, n)]
+    others = [n for n in source.classes[1:] if n not in names and n not in known and _occurs(indexes, source, n)]
     if others:
         what = "background" if unlabelled == "background" else "ignored"
         notes.append(f"{folder} also labels {', '.join(others)}; they are not in --classes and become {what}.")
@@ -74,7 +74,7 @@ def read_new_data(
     trained: tuple[Split, ...] = ("train",)
     scored: tuple[Split, ...] = ("val",)
     if not indexes["train"].ids or not indexes["train"].present[:, own].any():
-        trained = SEVERAL  # there are so few images that all were held out
+        trained = ALL_SPLITS  # there are so few images that all were held out
         scored = ()
     elif not indexes["val"].ids:
         scored = ()
@@ -87,7 +87,7 @@ def read_new_data(
         shapes={},
         prefix=prefix,
         names=source.classes,
-        classes=tuple(_whole(name, names, classes, parent, chosen, rest) for name in source.classes),
+        classes=tuple(_common_id(name, names, classes, parent, chosen, rest) for name in source.classes),
         labelled=new if chosen == "overlapped" else None,
         train=trained,
         val=scored,
@@ -99,10 +99,10 @@ def read_new_data(
             f"are too optimistic. Add images, or a folder val."
         )
         parts.append(replace(part, prefix=f"{prefix}again/", train=(), val=trained))
-    inside = [
+    trained_rows = [
         (id, row) for split in trained for id, row in zip(indexes[split].ids, indexes[split].present, strict=True)
     ]
-    images = {name: sum(bool(row[c]) for _, row in inside) for name, c in zip(names, own, strict=True)}
+    images = {name: sum(bool(row[c]) for _, row in trained_rows) for name, c in zip(names, own, strict=True)}
     if empty := [name for name, count in images.items() if count == 0]:
         raise DataError(
             f"{folder}: no training image shows {', '.join(empty)}. Leave the class out of --classes, or add images "
@@ -111,10 +111,10 @@ def read_new_data(
     for name, count in images.items():
         if count < FEW:
             notes.append(f"{name} is in {quantity(count, 'training image')}; {FEW} or more are advisable.")
-    train_ids = sorted(prefix + id for id, row in inside if negatives or row[own].any())
-    held = [parts[-1].prefix + id for split in parts[-1].val for id in indexes[split].ids]
+    train_ids = sorted(prefix + id for id, row in trained_rows if negatives or row[own].any())
+    val_ids = [parts[-1].prefix + id for split in parts[-1].val for id in indexes[split].ids]
     notes += _sizes(parent, indexes, folder)
-    return NewData(classes, new, tuple(parts), tuple(train_ids), tuple(sorted(held)), images, chosen, tuple(notes))
+    return NewData(classes, new, tuple(parts), tuple(train_ids), tuple(sorted(val_ids)), images, chosen, tuple(notes))
 
 
 def read_replay(parent: Parent, folder: Path, whole: Sequence[str]) -> tuple[Part, tuple[str, ...]]:
@@ -126,7 +126,7 @@ def read_replay(parent: Parent, folder: Path, whole: Sequence[str]) -> tuple[Par
             f"--replay {folder}: none of its classes ({', '.join(source.classes[1:])}) is a class of the model "
             f"({', '.join(parent.classes[1:])}). Name a folder with labelled images of old classes."
         )
-    indexes = {split: _index(source, split) for split in SEVERAL}
+    indexes = {split: _index(source, split) for split in ALL_SPLITS}
     part = Part(
         step=parent.step + 1,
         source="folder",
@@ -135,7 +135,7 @@ def read_replay(parent: Parent, folder: Path, whole: Sequence[str]) -> tuple[Par
         prefix=f"replay{parent.step + 1}/",
         names=source.classes,
         classes=tuple(whole.index(name) if name in whole and n > 0 else 0 for n, name in enumerate(source.classes)),
-        train=SEVERAL,
+        train=ALL_SPLITS,
     )
     ids = tuple(sorted(part.prefix + id for index in indexes.values() for id in index.ids))
     return part, ids
@@ -143,23 +143,23 @@ def read_replay(parent: Parent, folder: Path, whole: Sequence[str]) -> tuple[Par
 
 def new_names(parent: Parent, source: Source, wanted: Sequence[str] | None, folder: Path) -> list[str]:
     """The classes to add: those in `wanted`, or all classes of the folder that the model does not know."""
-    there, known = list(source.classes[1:]), parent.classes
+    available, known = list(source.classes[1:]), parent.classes
     if wanted is None:
-        if not (found := [name for name in there if name not in known]):
-            raise UsageError(f"{folder}: the model already knows all of its classes ({', '.join(there)}).")
+        if not (found := [name for name in available if name not in known]):
+            raise UsageError(f"{folder}: the model already knows all of its classes ({', '.join(available)}).")
         return found
     names = [name.strip() for name in wanted if name.strip()]
     if not names or len(set(names)) < len(names):
         raise UsageError(f"--classes {','.join(wanted)}: name each new class once.")
     for name in names:
         if name in known:
-            came = parent.meta["classes"][known.index(name)]["step"]
+            since = parent.meta["classes"][known.index(name)]["step"]
             raise UsageError(
-                f"--classes {name}: the model has had a class of this name since step {came}. If this is another one, "
+                f"--classes {name}: the model has had a class of this name since step {since}. If this is another one, "
                 f"rename it in {folder} or in the model (`sdrseg classes {parent.folder.path} --rename {name}=NAME`)."
             )
-        if name not in there:
-            raise UsageError(f"--classes {name}: {folder} has no such class{nearest(name, there)}")
+        if name not in available:
+            raise UsageError(f"--classes {name}: {folder} has no such class{nearest(name, available)}")
     return names
 
 
@@ -170,11 +170,11 @@ def _index(source: Source, split: Split) -> ClassIndex:
     return index
 
 
-def _pixels(indexes: dict[Any, ClassIndex], source: Source, name: str) -> bool:
+def _occurs(indexes: dict[Any, ClassIndex], source: Source, name: str) -> bool:
     return any(index.present[:, source.classes.index(name)].any() for index in indexes.values())
 
 
-def _whole(
+def _common_id(
     name: str, names: Sequence[str], classes: Sequence[str], parent: Parent, protocol: Protocol, rest: int
 ) -> int:
     """The common id of a class of the folder."""
@@ -189,7 +189,7 @@ def _protocol(
     """The protocol: `wanted`, or overlapped. If masks contain old classes, the user has to choose."""
     if wanted is not None:
         return wanted
-    old = [name for name in source.classes[1:] if name in parent.classes[1:] and _pixels(indexes, source, name)]
+    old = [name for name in source.classes[1:] if name in parent.classes[1:] and _occurs(indexes, source, name)]
     if not old:
         return "overlapped"
     column = [source.classes.index(name) for name in old]

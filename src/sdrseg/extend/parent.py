@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from sdrseg.decision import Decision, read_decision
 from sdrseg.engine.folder import RunFolder, read_meta
 from sdrseg.engine.saved import find_step
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.files import write_json
+from sdrseg.files import link_or_copy, write_json
 from sdrseg.scenario import SOURCES, Scenario, parse_spec
 
 STEP_FILES = ("model.safetensors", "memory.safetensors", "metrics.json", "extension.json")
@@ -58,17 +56,17 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
     """The last finished step of a run, or `step`. `old_data`: where the data of the run are now."""
     if model.is_file():
         raise UsageError(f"{model}: a file cannot be extended. Name the folder of a run, or a step of it.")
-    place, run = find_step(model, step)
+    step_folder, run = find_step(model, step)
     if run is None:
-        raise UsageError(f"{place}: a step without its run cannot be extended. Name the folder of the run.")
-    folder, meta = RunFolder(run), read_meta(place)
-    if not place.name.isdigit():
-        raise UsageError(f"{place}: not a step of {run}.")
-    number = int(place.name)
+        raise UsageError(f"{step_folder}: a step without its run cannot be extended. Name the folder of the run.")
+    folder, meta = RunFolder(run), read_meta(step_folder)
+    if not step_folder.name.isdigit():
+        raise UsageError(f"{step_folder}: not a step of {run}.")
+    number = int(step_folder.name)
     saved = folder.read_json("config.json")
     config = saved_config({**saved["config"], "net": meta["net"]}, str(run / "config.json"))
-    told = folder.read_json("scenario.json")
-    scenario = Scenario.from_dict(told, run / "scenario.json")
+    scenario_file = folder.read_json("scenario.json")
+    scenario = Scenario.from_dict(scenario_file, run / "scenario.json")
     scenario = replace(scenario, steps=scenario.steps[: number + 1])
     score_background, changes = bool(scenario[0].test_table[0] == 0), ()
     if (run / CHAIN).exists():
@@ -79,10 +77,12 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
             known = [replace(p, data=str(old_data.resolve())) if p.step == 0 else p for p in known]
     else:
         known = [_first_part(folder, scenario, config, old_data)]
-    parts, gone = _at_hand(known)
+    parts, gone = _available(known)
     if old_data is not None and gone:
         raise SdrsegError(f"--old-data {old_data}: {gone[0]}")
-    return Parent(folder, number, meta, config, scenario, told["mask_digests"], parts, gone, score_background, changes)
+    return Parent(
+        folder, number, meta, config, scenario, scenario_file["mask_digests"], parts, gone, score_background, changes
+    )
 
 
 def _first_part(folder: RunFolder, scenario: Scenario, config: Config, old_data: Path | None) -> Part:
@@ -101,7 +101,7 @@ def _first_part(folder: RunFolder, scenario: Scenario, config: Config, old_data:
     )
 
 
-def _at_hand(parts: list[Part]) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+def _available(parts: list[Part]) -> tuple[tuple[Part, ...], tuple[str, ...]]:
     """The parts whose data can be opened, and why the others cannot."""
     found, gone = [], []
     for part in parts:
@@ -118,33 +118,19 @@ def _at_hand(parts: list[Part]) -> tuple[tuple[Part, ...], tuple[str, ...]]:
 
 
 def copy_steps(parent: Parent, out: RunFolder, memory: dict[str, Any] | None) -> None:
-    """Give a new run the steps of its parent, as hard links if the file system supports them, otherwise as copies.
+    """Add the steps of its parent to a new run, as hard links if the file system supports them, otherwise as copies.
 
     `memory`: the entry of a new memory.safetensors, which is already in the folder of the last step.
     """
     for number in range(parent.step + 1):
-        there, here = parent.folder.step(number), out.step(number)
+        source, target = parent.folder.step(number), out.step(number)
         if out.has_model(number):
             continue
-        here.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
         meta, other = parent.folder.read_json(f"steps/{number}/meta.json"), memory if number == parent.step else None
         if other is not None:
             meta["files"]["memory"] = other
         for name in STEP_FILES:
-            if (there / name).exists() and not (other is not None and name == other["file"]):
-                same_file(there / name, here / name)
-        write_json(here / "meta.json", meta)
-
-
-def same_file(there: Path, here: Path) -> None:
-    """A hard link to a file, or a copy of it. Existing files are never modified, so links are safe."""
-    temporary = here.with_name(f".{here.name}.00000000.tmp")
-    try:
-        temporary.unlink(missing_ok=True)
-        try:
-            os.link(there.resolve(), temporary)
-        except OSError:  # another disk, or a file system without links
-            shutil.copy2(there, temporary)
-        temporary.replace(here)
-    except OSError as error:
-        raise SdrsegError(f"{here}: cannot be written ({error.strerror}). Choose another folder with --out.") from error
+            if (source / name).exists() and not (other is not None and name == other["file"]):
+                link_or_copy(source / name, target / name)
+        write_json(target / "meta.json", meta)

@@ -26,10 +26,10 @@ from sdrseg.scenario import Scenario, Step, parse_spec
 from sdrseg.scenario.spec import Spec
 
 KEPT = {"net": (), "data": (), "eval": ("every", "also"), "optim": (), "shapes": ()}
-"""Sections that are taken from the parent's configuration, each with the keys that are not."""
+"""Sections copied from the parent's configuration, each with the keys that are not copied."""
 DEFAULTS: dict[Decision, str] = {"softmax": "laps-softmax", "sigmoid": "laps", "sigmoid_all": "lwf-mc"}
 WITHOUT_MEMORY = "sdr"
-SUITS = {"softmax": "laps-softmax, sdr, mib or ft", "sigmoid": "laps", "sigmoid_all": "lwf-mc"}
+METHODS_FOR = {"softmax": "laps-softmax, sdr, mib or ft", "sigmoid": "laps", "sigmoid_all": "lwf-mc"}
 
 
 def choose_method(parent: Parent, name: str | None, memory: bool) -> str:
@@ -63,7 +63,7 @@ def make_config(
     if decision != parent.decision:
         raise UsageError(
             f"--method {method} cannot extend {parent.folder.path}: it trains a {decision} model, but this is a "
-            f"{parent.decision} model. Use {SUITS[parent.decision]}."
+            f"{parent.decision} model. Use {METHODS_FOR[parent.decision]}."
         )
     return config
 
@@ -129,14 +129,14 @@ def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]]
 
 
 def chain_spec(steps: Sequence[Step], classes: Sequence[str], protocol: str) -> Spec:
-    """The specification: the number of classes of step 0, then names by step, as extended:6/zebra/okapi@overlapped."""
+    """The specification: number of classes of step 0, then names by step, such as extended:6/zebra/okapi@overlapped."""
     names = [[classes[c] for c in step.new] for step in steps[1:]]
-    words = [str(len(steps[0].new) - 1), *(",".join(map(_word, step)) for step in names)]
-    return parse_spec(f"{Extended.name}:{'/'.join(words)}@{protocol}")
+    steps_text = [str(len(steps[0].new) - 1), *(",".join(map(_quoted, step)) for step in names)]
+    return parse_spec(f"{Extended.name}:{'/'.join(steps_text)}@{protocol}")
 
 
-def _word(name: str) -> str:
-    """A name in a form that a specification can contain."""
+def _quoted(name: str) -> str:
+    """A name as a specification can contain it, in quotes if needed."""
     plain = name.replace('"', "'")
     return f'"{plain}"' if any(sign in plain for sign in "@~:/,") or plain != plain.strip() else plain
 
@@ -154,7 +154,7 @@ def changed_masks(parent: Parent, part: Part) -> bool:
         if chained
         else class_index(part.open(), part.val[0])
     )
-    here = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
+    digests = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
     tested = parent.scenario[-1].test_ids
-    wanted = [id for id in tested if id in here or not chained or (part.prefix and id.startswith(part.prefix))]
-    return not wanted or any(here.get(id) != parent.digests.get(id) for id in wanted)
+    wanted = [id for id in tested if id in digests or not chained or (part.prefix and id.startswith(part.prefix))]
+    return not wanted or any(digests.get(id) != parent.digests.get(id) for id in wanted)

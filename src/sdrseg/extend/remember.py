@@ -60,7 +60,7 @@ class Views:
     ids: tuple[str, ...]
     table: Array
     labelled: bool
-    words: str
+    description: str
 
 
 def views_of(parent: Parent, images: Path | None) -> Views | None:
@@ -80,8 +80,8 @@ def views_of(parent: Parent, images: Path | None) -> Views | None:
     if not parts or parts[0].step > 0:
         return None
     source = Extended(parent.scenario.classes, parts)
-    here = set(source.ids("train"))
-    ids = tuple(sorted({id for step in parent.scenario for id in step.train_ids if id in here}))
+    available = set(source.ids("train"))
+    ids = tuple(sorted({id for step in parent.scenario for id in step.train_ids if id in available}))
     table[: len(parent.scenario.classes)] = 0
     table[list(channels)] = range(len(channels))
     return Views(source, ids, table, True, "training images of the run") if ids else None
@@ -105,11 +105,11 @@ def missing(parent: Parent, method: type[Method]) -> bool:
     return "prototypes" not in known or (method.survey is not Method.survey and "memory" not in known)
 
 
-def make_memory(job: Job, parent: Parent, views: Views, here: Path) -> dict[str, Any]:
+def make_memory(job: Job, parent: Parent, views: Views, folder: Path) -> dict[str, Any]:
     """Let the method survey images as after a step 0 with all these classes, and write memory.safetensors."""
     config = job.config.of_step(parent.step + 1)
     _, model, memory = parent.folder.load_step(parent.step)
-    job.display.say(f"remembering old classes from {quantity(len(views.ids), 'image')}: {views.words}")
+    job.display.say(f"remembering old classes from {quantity(len(views.ids), 'image')}: {views.description}")
     batches = survey_batches(views.source, views.ids, views.table, config, share=job.share)
     decision = None if views.labelled else parent.decision
     classes = len(parent.classes)
@@ -117,7 +117,7 @@ def make_memory(job: Job, parent: Parent, views: Views, here: Path) -> dict[str,
     found = {name: t for name, t in method.state_dict().items() if name.startswith(("memory.", "prototypes."))}
     entry = {"file": "memory.safetensors", "sha256": ""}
     if job.processes.rank == 0:
-        entry["sha256"] = save_tensors(here / "memory.safetensors", {**found, **memory})
+        entry["sha256"] = save_tensors(folder / "memory.safetensors", {**found, **memory})
     return entry
 
 
@@ -135,7 +135,7 @@ class _Survey:
 
     def survey(self, batch: Batch, student: Any, teacher: Any) -> None:
         if self._decision is not None:
-            said = decide(student.logits.float(), self._decision).to(batch.labels.dtype)
-            batch = replace(batch, labels=said.masked_fill(batch.padding, VOID))
+            predicted = decide(student.logits.float(), self._decision).to(batch.labels.dtype)
+            batch = replace(batch, labels=predicted.masked_fill(batch.padding, VOID))
         self._method.latent.terms(batch, student.features, None)
         self._method.survey(batch, student, teacher)

@@ -44,17 +44,22 @@ def review(
     job: Job, plan: Plan, score: StepScore, before: Forecast | None, limits: Limits, command: Sequence[str]
 ) -> dict[str, Any]:
     """Compare the model with its parent on all test images, and write extension.json."""
-    seen = _look(job, plan)
+    compared = _compare(job, plan)
     n_old, old_ids = len(plan.step.old), set(plan.old_test_ids)
-    both = [sum((s.matrices[k] for s in seen if s.id in old_ids), np.zeros_like(score.confusion)) for k in (0, 1)]
-    then, now = iou(both[0]), iou(both[1])
+    both = [sum((s.matrices[k] for s in compared if s.id in old_ids), np.zeros_like(score.confusion)) for k in (0, 1)]
+    before_iou, after_iou = iou(both[0]), iou(both[1])
     names = list(score.names)
     old = [
-        {"name": names[c], "before": _points(then[c]), "after": _points(now[c]), "lost": _points(then[c] - now[c])}
+        {
+            "name": names[c],
+            "before": _points(before_iou[c]),
+            "after": _points(after_iou[c]),
+            "lost": _points(before_iou[c] - after_iou[c]),
+        }
         for c in range(n_old)
     ]
-    fresh = [{"name": names[c], "iou": _points(score.iou[c])} for c in range(n_old, len(names))]
-    lost = mean_of(then - now, range(1, n_old))
+    new = [{"name": names[c], "iou": _points(score.iou[c])} for c in range(n_old, len(names))]
+    lost = mean_of(before_iou - after_iou, range(1, n_old))
     new_iou = mean_of(score.iou, range(n_old, len(names)))
     background = both[1][0]
     result = {
@@ -62,15 +67,15 @@ def review(
         "old_images": len(old_ids),
         "held_out_images": plan.new.held_out,
         "old": old,
-        "new": fresh,
+        "new": new,
         "forgetting": None if lost is None else 100 * lost,
         "new_iou": None if new_iou is None else 100 * new_iou,
-        "kept_elsewhere": _agreement(seen, set(plan.new.val_ids)),
+        "kept_elsewhere": _agreement(compared, set(plan.new.val_ids)),
         "false_alarms_on_background": None
         if background.sum() == 0
         else float(background[n_old:].sum() / background.sum()),
-        "regressions": _worst(seen, "regression"),
-        "false_alarms": _worst(seen, "false_alarm"),
+        "regressions": _worst(compared, "regression"),
+        "false_alarms": _worst(compared, "false_alarm"),
         "forecast": None if before is None else before.to_dict(),
         "command": list(command),
     }
@@ -81,20 +86,20 @@ def review(
 
 def verdict(result: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """Whether each requirement is met; one that could not be measured is not met."""
-    lost, new = result["forgetting"], result["new_iou"]
+    lost, new_iou = result["forgetting"], result["new_iou"]
     missed = []
     if limits.max_forgetting is not None and (lost is None or lost > limits.max_forgetting):
-        was = "could not be measured" if lost is None else f"is {lost:.1f} points"
-        missed.append(f"forgetting {was}, the limit is {limits.max_forgetting:g}")
-    if limits.min_new_iou is not None and (new is None or new < limits.min_new_iou):
-        was = "could not be measured" if new is None else f"is {new:.1f}"
-        missed.append(f"IoU of the new classes {was}, the minimum is {limits.min_new_iou:g}")
-    asked = limits.max_forgetting is not None or limits.min_new_iou is not None
-    return {"asked": asked, "met": not missed, "missed": missed, **asdict(limits)}
+        outcome = "could not be measured" if lost is None else f"is {lost:.1f} points"
+        missed.append(f"forgetting {outcome}, the limit is {limits.max_forgetting:g}")
+    if limits.min_new_iou is not None and (new_iou is None or new_iou < limits.min_new_iou):
+        outcome = "could not be measured" if new_iou is None else f"is {new_iou:.1f}"
+        missed.append(f"IoU of the new classes {outcome}, the minimum is {limits.min_new_iou:g}")
+    required = limits.max_forgetting is not None or limits.min_new_iou is not None
+    return {"asked": required, "met": not missed, "missed": missed, **asdict(limits)}
 
 
 @dataclass
-class Seen:
+class ImageComparison:
     """The predictions of both models for one image."""
 
     id: str
@@ -106,7 +111,7 @@ class Seen:
 
 
 @torch.inference_mode()
-def _look(job: Job, plan: Plan) -> list[Seen]:
+def _compare(job: Job, plan: Plan) -> list[ImageComparison]:
     """Predict every test image with both models, in one process."""
     step, k = plan.step, len(plan.step.channels)
     number = step.number
@@ -114,48 +119,49 @@ def _look(job: Job, plan: Plan) -> list[Seen]:
     for network, _ in models:
         network.place_on(job.fabric.device).eval()
     sizes = plan.indexes["val"].size_by_id
-    found: dict[str, Seen] = {}
+    found: dict[str, ImageComparison] = {}
     for batch in eval_batches(plan.source, step.test_ids, sizes, step.test_table, job.config):
         batch = batch.to(job.fabric.device)
         both = zip(*(labels_and_logits(job.fabric, network, batch) for network, _ in models), strict=True)
         for (first, labels, before), (_, _, after) in both:
-            said = [decide(z.float(), d) for z, (_, d) in zip((before, after), models, strict=True)]
+            predictions = [decide(z.float(), d) for z, (_, d) in zip((before, after), models, strict=True)]
             for offset in range(len(labels)):
                 id = batch.ids[first + offset]
-                one = found.setdefault(id, Seen(id, (np.zeros((k, k), np.int64), np.zeros((k, k), np.int64)), 0, 0))
-                _add(one, labels[offset], said[0][offset], said[1][offset], len(step.old), k)
+                empty = np.zeros((k, k), np.int64), np.zeros((k, k), np.int64)
+                one = found.setdefault(id, ImageComparison(id, empty, 0, 0))
+                _add(one, labels[offset], predictions[0][offset], predictions[1][offset], len(step.old), k)
     n_old = len(step.old)
     for one in found.values():
         pixels = max(1, int(one.matrices[0].sum()))
-        told = plan.source.labelled(one.id)
-        if told is not None:  # as in scores: background counts only where a labelled class is predicted
+        labelled = plan.source.labelled(one.id)
+        if labelled is not None:  # as in scores: background counts only where a labelled class is predicted
             for matrix in one.matrices:
-                matrix[0, [c not in told for c in step.channels]] = 0
+                matrix[0, [c not in labelled for c in step.channels]] = 0
         before, after = one.matrices
         one.regression = float((np.trace(before[:n_old]) - np.trace(after[:n_old])) / pixels)
         one.false_alarm = float(after[:n_old, n_old:].sum() / pixels)
     return list(found.values())
 
 
-def _add(one: Seen, labels: Any, before: Any, after: Any, n_old: int, k: int) -> None:
+def _add(one: ImageComparison, labels: Any, before: Any, after: Any, n_old: int, k: int) -> None:
     known = labels != VOID
     truth = labels[known].long()
-    for matrix, said in zip(one.matrices, (before, after), strict=True):
-        pairs = torch.bincount(truth * k + said[known], minlength=k * k)
+    for matrix, predictions in zip(one.matrices, (before, after), strict=True):
+        pairs = torch.bincount(truth * k + predictions[known], minlength=k * k)
         matrix += pairs.view(k, k).cpu().numpy()
     rest = (labels < n_old) | (labels == VOID)
     one.rest += int(rest.sum())
     one.same += int((rest & (before == after)).sum())
 
 
-def _agreement(seen: Sequence[Seen], ids: set[str]) -> float | None:
+def _agreement(compared: Sequence[ImageComparison], ids: set[str]) -> float | None:
     """On the new images, the share of pixels outside the new classes on which both models agree."""
-    rest = sum(s.rest for s in seen if s.id in ids)
-    return sum(s.same for s in seen if s.id in ids) / rest if rest else None
+    rest = sum(s.rest for s in compared if s.id in ids)
+    return sum(s.same for s in compared if s.id in ids) / rest if rest else None
 
 
-def _worst(seen: Sequence[Seen], kind: str) -> list[dict[str, Any]]:
-    order = sorted(seen, key=lambda s: (-getattr(s, kind), s.id))
+def _worst(compared: Sequence[ImageComparison], kind: str) -> list[dict[str, Any]]:
+    order = sorted(compared, key=lambda s: (-getattr(s, kind), s.id))
     return [{"id": s.id, "share": getattr(s, kind)} for s in order[:WORST] if getattr(s, kind) > 0]
 
 

@@ -113,7 +113,7 @@ def extend(
         )
     done = job.folder.has_model(plan.step.number)
     before = None if done else forecast(job, plan)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     usual = make_config(parent, name, len(plan.step.train_ids), held_out, None, None)
     options = {
         "data": data,
@@ -126,7 +126,7 @@ def extend(
         "images": images,
         "old-data": old_data,
     }
-    command = ["sdrseg", "extend", str(model), *_words(options, config, usual), *["--negatives"] * negatives]
+    command = ["sdrseg", "extend", str(model), *_option_args(options, config, usual), *["--negatives"] * negatives]
 
     def begin() -> None:
         _begin(job, plan, views if needs else None)
@@ -134,7 +134,7 @@ def extend(
     def after_step(score: StepScore) -> None:
         if score.step == plan.step.number:
             if job.processes.rank == 0:
-                found.update(_reviewed(job, plan, score, before, limits, command))
+                result.update(_reviewed(job, plan, score, before, limits, command))
             job.fabric.barrier()
 
     printed = [*notes, *(before.sentences() if before is not None else [])]
@@ -144,15 +144,15 @@ def extend(
         identity["method_code"] = code
     summary = carry_out(job, identity, notes=printed, prepare=begin, after_step=after_step)
     facts = None if before is None else before.to_dict()
-    return Extension(out, plan.step.number, name, tuple(notes), facts, found, summary)
+    return Extension(out, plan.step.number, name, tuple(notes), facts, result, summary)
 
 
-def _words(options: Mapping[str, Any], config: Config, usual: Config) -> list[str]:
-    """Options of the command line: those that were given, and settings that differ from the usual ones."""
+def _option_args(options: Mapping[str, Any], config: Config, usual: Config) -> list[str]:
+    """Options of the command line: those that are set, and settings that differ from the usual ones."""
     known = {s.key: s.value for s in usual.settings()}
-    words = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
-    words += [("--set", write_setting(s.key, s.value)) for s in config.settings() if known.get(s.key, usual) != s.value]
-    return [word for pair in words for word in pair]
+    pairs = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
+    pairs += [("--set", write_setting(s.key, s.value)) for s in config.settings() if known.get(s.key, usual) != s.value]
+    return [arg for pair in pairs for arg in pair]
 
 
 def _old_data_notes(parent: Parent, plan: Plan) -> list[str]:
@@ -170,9 +170,9 @@ def _begin(job: Job, plan: Plan, views: Views | None) -> None:
     if job.folder.has_model(plan.parent.step):
         return
     entry: dict[str, Any] | None = None
-    here = job.folder.step(plan.parent.step)
+    step_folder = job.folder.step(plan.parent.step)
     if views is not None:
-        entry = make_memory(job, plan.parent, views, here)
+        entry = make_memory(job, plan.parent, views, step_folder)
     if job.processes.rank == 0:
         source = plan.source
         write_chain(job.folder.path, source.classes, source.score_background, source.parts, plan.parent.changes)

@@ -23,22 +23,22 @@ def show_extension(done: Extension, json: bool) -> None:
     rows += [[f"{c['name']} (new)", "–", _number(c["iou"]), "–"] for c in result["new"]]
     print_table(f"IoU in % before and after step {done.step}", ["class", "before", "after", "lost"], rows)
     if (lost := result["forgetting"]) is not None:
-        did = "lost" if lost >= 0 else "gained"
+        verb = "lost" if lost >= 0 else "gained"
         counted = quantity(result["old_images"], "test image")
-        out.print(f"old classes {did} {abs(lost):.1f} points on average ({counted})")
+        out.print(f"old classes {verb} {abs(lost):.1f} points on average ({counted})")
     elif result["kept_elsewhere"] is not None:
         out.print(
             f"old test images are not available; on the new images, {100 * result['kept_elsewhere']:.1f} % of the "
             f"pixels outside the new classes are predicted as before"
         )
     if result["new_iou"] is not None:
-        held = result["held_out_images"]
-        counted = quantity(held, "held-out image") if held else "on its training images"
+        held_out = result["held_out_images"]
+        counted = quantity(held_out, "held-out image") if held_out else "on its training images"
         out.print(f"new classes reach an IoU of {result['new_iou']:.1f} ({counted})")
     verdict = result["verdict"]
     if verdict["asked"]:
-        words = "PASSED" if verdict["met"] else f"MISSED: {'; '.join(verdict['missed'])}"
-        out.print(f"verdict: {words}", soft_wrap=True)
+        outcome = "PASSED" if verdict["met"] else f"MISSED: {'; '.join(verdict['missed'])}"
+        out.print(f"verdict: {outcome}", soft_wrap=True)
     out.print(f"run folder: {done.run}", soft_wrap=True)
 
 
@@ -59,8 +59,8 @@ def show_history(found: dict[str, Any], json: bool) -> None:
         ]
         for s in found["steps"]
     ]
-    heads = ["step", "made", "method", "new classes", "data", "model", "mIoU old", "new"]
-    print_table(found["run"], heads, rows)
+    headers = ["step", "made", "method", "new classes", "data", "model", "mIoU old", "new"]
+    print_table(found["run"], headers, rows)
     for change in found["changes"]:
         console().print(f"{change['date']}: {change['what']}", soft_wrap=True)
     for step in found["broken"]:
