@@ -127,7 +127,8 @@ def _renamed(extension: dict[str, Any], named: Mapping[str, str]) -> dict[str, A
 
     forecast = extension["forecast"]
     if forecast is not None:
-        lookalikes = {rename(n): {rename(o): share for o, share in old.items()} for n, old in forecast["lookalikes"].items()}
+        pairs = forecast["lookalikes"].items()
+        lookalikes = {rename(n): {rename(o): share for o, share in old.items()} for n, old in pairs}
         images = {rename(n): count for n, count in forecast["images"].items()}
         forecast = {**forecast, "images": images, "lookalikes": lookalikes}
     rows = {key: [{**one, "name": rename(one["name"])} for one in extension[key]] for key in ("old", "new")}

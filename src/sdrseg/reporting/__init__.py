@@ -14,12 +14,12 @@ from sdrseg.files import atomic_writer, require_writable
 if TYPE_CHECKING:
     from sdrseg.reporting.collect import RunRecord
     from sdrseg.reporting.page import Gathered
-    from sdrseg.reporting.pictures import Row, Seen
+    from sdrseg.reporting.pictures import ModelOutput, Row
 
 IMAGES = 10
-HEAD = 2000  # bytes of a file that are searched for MARK
+SEARCHED = 2000  # bytes of a file that are searched for MARK
 MARK = "sdrseg report"
-"""Marks our reports, which may be replaced; other files may not."""
+"""Marks reports of sdrseg, which may be replaced; other files may not."""
 
 
 def write_report(
@@ -71,7 +71,7 @@ def check_may_write(file: Path, overwrite: bool = False) -> None:
         if not file.exists():
             return
         with file.open("rb") as opened:
-            ours = f'<meta name="generator" content="{MARK}'.encode() in opened.read(HEAD)
+            ours = f'<meta name="generator" content="{MARK}'.encode() in opened.read(SEARCHED)
     except OSError as error:
         raise SdrsegError(f"{file}: {error.strerror}. Choose another name with --out.") from error
     if not (ours or overwrite):
@@ -91,7 +91,7 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
     from sdrseg.reporting.extension import picture, read_extension
     from sdrseg.reporting.latent import measure, prototype_distances, remembered
     from sdrseg.reporting.page import Gathered
-    from sdrseg.reporting.pictures import choose, load_images, look, open_data, start_row, takes_folder
+    from sdrseg.reporting.pictures import apply_models, choose, load_images, open_data, start_row, takes_folder
     from sdrseg.terminal import progress
 
     found = Gathered(latents=[None] * len(runs), prototypes=[None] * len(runs), memories=[None] * len(runs))
@@ -108,7 +108,7 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
     extended = [(run, one) for run in runs if (one := read_extension(run)) is not None]
     found.extensions = [one for _, one in extended]
     if wanted < 1:
-        found.notes.append("No pictures and features, as requested (--images 0).")
+        found.notes.append("No pictures or features, as requested (--images 0).")
         return found
     names = runs[0].all_names
     try:
@@ -127,13 +127,15 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
     found.rows = [start_row(image, names, runs[0].colours) for image in images]
     found.how_chosen = _how_chosen(len(images), [names[c] for c in choice.missing])
     total, counter = len(images) * sum(len(run.scores) for run in runs), count(1)
-    with progress("predicting test images") as report:
+    with progress("predicting test images") as advance:
         for number, run in enumerate(runs):
             for row in found.rows:
                 row.predictions.append([])
             try:
-                seen = _kept(look(run, images), run, found.rows, lambda: report(next(counter), total))
-                found.latents[number] = measure(seen, run, len(names))
+                outputs = _collect_tiles(
+                    apply_models(run, images), run, found.rows, lambda: advance(next(counter), total)
+                )
+                found.latents[number] = measure(outputs, run, len(names))
             except SdrsegError as error:
                 found.notes.append(f"Predictions and features of {run.label} are missing: {error}")
     for run, extension in extended:
@@ -144,15 +146,17 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
     return found
 
 
-def _kept(seen: Iterator[Seen], run: RunRecord, rows: Sequence[Row], tell: Callable[[], None]) -> Iterator[Seen]:
+def _collect_tiles(
+    outputs: Iterator[ModelOutput], run: RunRecord, rows: Sequence[Row], report: Callable[[], None]
+) -> Iterator[ModelOutput]:
     """Add each prediction to its row, report progress, and pass it on."""
     from sdrseg.reporting.pictures import prediction_tile
 
     by_id = {row.id: row for row in rows}
-    for one in seen:
+    for one in outputs:
         tile = prediction_tile(one, run.label, run.all_names, run.colours)
         by_id[one.image.id].predictions[-1].append(tile)
-        tell()
+        report()
         yield one
 
 

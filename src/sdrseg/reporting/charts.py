@@ -1,4 +1,4 @@
-"""Charts as inline SVG: they scale, print, and take their colours from the page. All text is escaped.
+"""Charts as inline SVG, which scales, prints, and gets its colours from the page. All text is escaped.
 
 The number of a run determines its colour, dash and marker in all charts (the classes s0, s1, … of the style sheet).
 """
@@ -87,25 +87,29 @@ def nice_range(values: Sequence[float], zero: bool = True) -> tuple[float, float
 
 
 def lines(
-    series: Sequence[Series], axes: Axes, name: str, markers: bool = True, say: Callable[[float], str] = "{:.1f}".format
+    series: Sequence[Series],
+    axes: Axes,
+    name: str,
+    markers: bool = True,
+    text_of: Callable[[float], str] = "{:.1f}".format,
 ) -> Markup:
     """A line chart. `name` is its text alternative, for screen readers."""
     parts = [_frame(axes)]
     for one in series:
-        places = [
-            None if y is None else (axes.across(x), axes.down(y), f"{one.label}, {axes.x_name} {x:g}: {say(y)}")
+        points = [
+            None if y is None else (axes.across(x), axes.down(y), f"{one.label}, {axes.x_name} {x:g}: {text_of(y)}")
             for x, y in zip(one.x, one.y, strict=True)
         ]
         dash = DASHES[one.style % len(DASHES)]
-        drawn, pen = "", "M"
-        for place in places:
-            drawn += "" if place is None else f"{pen}{place[0]:.1f} {place[1]:.1f}"
-            pen = "M" if place is None else "L"
-        parts.append(Markup('<path class="line s{}" d="{}" stroke-dasharray="{}"/>').format(one.style, drawn, dash))
-        around = [None, *places, None]
-        for before, place, after in zip(around, places, around[2:], strict=False):
-            if place is not None and (markers or not (before or after)):  # a single point is not a line
-                parts.append(marker(*place[:2], one.style, place[2]))
+        path, pen = "", "M"
+        for point in points:
+            path += "" if point is None else f"{pen}{point[0]:.1f} {point[1]:.1f}"
+            pen = "M" if point is None else "L"
+        parts.append(Markup('<path class="line s{}" d="{}" stroke-dasharray="{}"/>').format(one.style, path, dash))
+        neighbours = [None, *points, None]
+        for before, point, after in zip(neighbours, points, neighbours[2:], strict=False):
+            if point is not None and (markers or not (before or after)):  # a single point is not a line
+                parts.append(marker(*point[:2], one.style, point[2]))
     return _svg(WIDTH, HEIGHT, name, parts)
 
 
@@ -147,16 +151,14 @@ def scatter(
     """Points of classes (by channel), one path per class; `box` is (x low, x high, y low, y high)."""
     side, edge = 300, 8
     parts = [Markup('<rect class="plot" x="1" y="1" width="298" height="298" rx="4"/>')]
-    for channel, places in points.items():
-        drawn = "".join(
+    for channel, cells in points.items():
+        path = "".join(
             f"M{edge + (x - box[0]) / ((box[1] - box[0]) or 1) * (side - 2 * edge):.0f} "
             f"{side - edge - (y - box[2]) / ((box[3] - box[2]) or 1) * (side - 2 * edge):.0f}h0"
-            for x, y in places
+            for x, y in cells
         )
         parts.append(
-            Markup('<path class="cloud" data-channel="{}" stroke="{}" d="{}"/>').format(
-                channel, colours[channel], drawn
-            )
+            Markup('<path class="cloud" data-channel="{}" stroke="{}" d="{}"/>').format(channel, colours[channel], path)
         )
     return _svg(side, side, name, parts)
 
@@ -173,8 +175,8 @@ def marker(x: float, y: float, style: int, title: str = "", r: float = 3.6) -> M
         "cross": f"M{x - r:.1f} {y - r:.1f}l{2 * r} {2 * r}m0 {-2 * r}l{-2 * r} {2 * r}",
         "ring": f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z",
     }
-    said = Markup("<title>{}</title>").format(title) if title else ""
-    return Markup('<path class="mark {} s{}" d="{}">{}</path>').format(kind, style, shapes[kind], said)
+    tooltip = Markup("<title>{}</title>").format(title) if title else ""
+    return Markup('<path class="mark {} s{}" d="{}">{}</path>').format(kind, style, shapes[kind], tooltip)
 
 
 def swatch(style: int) -> Markup:
@@ -207,9 +209,9 @@ def _frame(axes: Axes) -> Markup:
 
 
 def _text(x: float, y: float, text: str, anchor: str, title: str = "") -> Markup:
-    said = Markup("<title>{}</title>").format(title) if title and title != text else ""
+    tooltip = Markup("<title>{}</title>").format(title) if title and title != text else ""
     return Markup('<text class="label" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}{}</text>').format(
-        x, y, anchor, text, said
+        x, y, anchor, text, tooltip
     )
 
 

@@ -129,10 +129,10 @@ def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
             f"{folder.path}: step 0 is not trained and scored yet. Finish a step with `sdrseg train` first."
         )
     environment = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else []
-    known = {key: identity.get(key) for key in ("spec", "method", "preset")}
-    known["sdrseg"] = environment[-1].get("sdrseg") if environment else None
+    facts = {key: identity.get(key) for key in ("spec", "method", "preset")}
+    facts["sdrseg"] = environment[-1].get("sdrseg") if environment else None
     log = tuple(_train_lines(folder.path / "log.jsonl"))
-    return RunRecord(label, folder, known, config, scenario, tuple(scores), tuple(metas), tuple(environment), log)
+    return RunRecord(label, folder, facts, config, scenario, tuple(scores), tuple(metas), tuple(environment), log)
 
 
 def _train_lines(file: Path) -> list[Entry]:
@@ -158,18 +158,18 @@ def _other_scenario(first: RunRecord, other: RunRecord) -> str | None:
     """Why the scores of two runs cannot be compared, or None."""
     if (a := first.identity["spec"]) != (b := other.identity["spec"]):
         return f"its scenario is {b}, not {a}"
-    mine, theirs = first.scenario, other.scenario
-    if mine["classes"] != theirs["classes"]:
+    own, theirs = first.scenario, other.scenario
+    if own["classes"] != theirs["classes"]:
         return "its data set has different classes"
-    held = [run["steps"][0]["test_split"] == "train" for run in (mine, theirs)]
-    if held[0] != held[1]:
+    held_out = [run["steps"][0]["test_split"] == "train" for run in (own, theirs)]
+    if held_out[0] != held_out[1]:
         return "only one of them was scored on held-out training images (--holdout, train.holdout)"
-    for step, same in zip(mine["steps"], theirs["steps"], strict=True):
+    for step, other_step in zip(own["steps"], theirs["steps"], strict=True):
         for key, what in (("channels", "classes"), ("test_ids", "test images"), ("test_table", "labels at test time")):
-            if step[key] != same[key]:
+            if step[key] != other_step[key]:
                 return f"step {step['number']} has different {what}"
-    tested = {id for step in mine["steps"] for id in step["test_ids"]}
-    digests = [{id: run["mask_digests"].get(id) for id in tested} for run in (mine, theirs)]
+    tested = {id for step in own["steps"] for id in step["test_ids"]}
+    digests = [{id: run["mask_digests"].get(id) for id in tested} for run in (own, theirs)]
     return "its test masks have different content" if digests[0] != digests[1] else None
 
 
@@ -185,39 +185,39 @@ def command_line(run: RunRecord) -> str:
     if spec.source == Extended.name:
         return _extend_command(run)
     method, preset = run.identity["method"], run.identity["preset"]
-    words = ["sdrseg", "train", str(spec), "--method", method]
-    words += ["--preset", preset] if preset != "default" else []
+    args = ["sdrseg", "train", str(spec), "--method", method]
+    args += ["--preset", preset] if preset != "default" else []
     try:
-        words += ["--data", "PATH"] if find_source(spec.source).needs_folder else []
+        args += ["--data", "PATH"] if find_source(spec.source).needs_folder else []
         layers = method_layers(method, preset, spec.task, spec.source)
         config = load_config(spec.source, between=layers, own=own_sections(method))
         usual = {s.key: s.value for s in config.settings()}
     except SdrsegError:  # a custom method or data set that is not known here: write every setting
         usual = {}
-        words[4] = method if method in METHODS else f"FILE.py:{method}"
+        args[4] = method if method in METHODS else f"FILE.py:{method}"
         if spec.source not in SOURCES:
-            words[2] = f"FILE.py{str(spec).removeprefix(spec.source)}"
+            args[2] = f"FILE.py{str(spec).removeprefix(spec.source)}"
     for key, _, value in run.config.settings():
         if key not in usual or usual[key] != value:
-            words += ["--set", write_setting(key, value)]
-    return shlex.join([*words, "--out", "RUN"])
+            args += ["--set", write_setting(key, value)]
+    return shlex.join([*args, "--out", "RUN"])
 
 
 def _extend_command(run: RunRecord) -> str:
-    """The command of the last extension. Other commands copy runs: then the history is all there is."""
+    """The command of the last extension. A run that another command copied has none; its history is shown instead."""
     file = run.folder.step(run.last) / EXTENSION
     saved = run.folder.read_json(f"steps/{run.last}/{EXTENSION}") if file.exists() else {"command": []}
     try:
-        words = list(map(str, saved["command"]))
-        if not words:
+        args = list(map(str, saved["command"]))
+        if not args:
             return shlex.join(["sdrseg", "history", str(run.path)])
         verdict = saved["verdict"]
         for option in ("max_forgetting", "min_new_iou"):
             if verdict[option] is not None:
-                words += [f"--{option.replace('_', '-')}", f"{verdict[option]:g}"]
+                args += [f"--{option.replace('_', '-')}", f"{verdict[option]:g}"]
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(file, error) from error
-    return shlex.join([*words, "--out", "RUN"])
+    return shlex.join([*args, "--out", "RUN"])
 
 
 def damaged(file: Path, error: Exception) -> SdrsegError:

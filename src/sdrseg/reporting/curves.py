@@ -16,7 +16,7 @@ WIDE = 30.0  # values with a larger ratio are drawn on a logarithmic scale
 
 
 def meaning(name: str) -> str:
-    """The meaning of a term in words; "" for a term of an unknown method."""
+    """What a term means; "" for a term of an unknown method."""
     of_methods = {term.name: term for method in METHODS.values() for term in method.own_terms}
     known = {"loss": "total, weighted"} | {n: term.summary for n, term in (of_methods | TERMS).items()}
     return known.get(name, "")

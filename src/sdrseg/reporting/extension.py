@@ -9,7 +9,7 @@ from typing import Any
 from sdrseg.datasets.source import Source
 from sdrseg.extend.review import EXTENSION
 from sdrseg.reporting.collect import RunRecord, damaged, finite
-from sdrseg.reporting.pictures import Row, load_images, look, prediction_tile, start_row
+from sdrseg.reporting.pictures import Row, apply_models, load_images, prediction_tile, start_row
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ClassRow:
 class Check:
     """A threshold, and whether it is met; a value of None could not be measured."""
 
-    words: str
+    text: str
     value: float | None
     met: bool
 
@@ -84,12 +84,12 @@ def _read(run: RunRecord, saved: Any) -> Extension:
     lost, reached, verdict = _number(saved["forgetting"]), _number(saved["new_iou"]), saved["verdict"]
     checks = []
     if (most := _number(verdict["max_forgetting"])) is not None:
-        words = f"old classes lose at most {most:g} {'point' if most == 1 else 'points'} on average"
-        checks.append(Check(words, lost, lost is not None and lost <= most))
+        text = f"old classes lose at most {most:g} {'point' if most == 1 else 'points'} on average"
+        checks.append(Check(text, lost, lost is not None and lost <= most))
     if (least := _number(verdict["min_new_iou"])) is not None:
-        words = f"new classes reach an IoU of at least {least:g} % on average"
-        checks.append(Check(words, reached, reached is not None and reached >= least))
-    alike = {} if saved["forecast"] is None else saved["forecast"]["lookalikes"]
+        text = f"new classes reach an IoU of at least {least:g} % on average"
+        checks.append(Check(text, reached, reached is not None and reached >= least))
+    lookalikes = {} if saved["forecast"] is None else saved["forecast"]["lookalikes"]
     return Extension(
         label=run.label,
         step=run.last,
@@ -100,7 +100,7 @@ def _read(run: RunRecord, saved: Any) -> Extension:
         old_images=int(saved["old_images"]),
         held_out_images=int(saved["held_out_images"]),
         checks=tuple(checks),
-        lookalikes=tuple((str(n), str(o), float(share)) for n, old in alike.items() for o, share in old.items()),
+        lookalikes=tuple((str(n), str(o), float(share)) for n, old in lookalikes.items() for o, share in old.items()),
         regressions=_worst(run, saved["regressions"]),
         false_alarms=_worst(run, saved["false_alarms"]),
     )
@@ -108,7 +108,7 @@ def _read(run: RunRecord, saved: Any) -> Extension:
 
 def _number(value: Any) -> float | None:
     if value is not None and not finite(value):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return None if value is None else float(value)
 
 
@@ -118,13 +118,13 @@ def _worst(run: RunRecord, saved: Any) -> tuple[Worst, ...]:
 
 
 def picture(extension: Extension, run: RunRecord, source: Source) -> None:
-    """Show the worst images to the models before and after."""
+    """Add predictions of the models before and after for the worst images."""
     ids = list(dict.fromkeys(one.id for one in (*extension.regressions, *extension.false_alarms)))
     images = load_images(run, source, ids)
     extension.rows.update({image.id: start_row(image, run.all_names, run.colours) for image in images})
-    for seen in look(run, images, (extension.step - 1, extension.step)):
-        tile = prediction_tile(seen, run.label, run.all_names, run.colours)
-        extension.rows[seen.image.id].predictions.append([tile])
+    for output in apply_models(run, images, (extension.step - 1, extension.step)):
+        tile = prediction_tile(output, run.label, run.all_names, run.colours)
+        extension.rows[output.image.id].predictions.append([tile])
 
 
 def photo_rows(rows: Sequence[Row], extensions: Sequence[Extension]) -> dict[str, Row]:

@@ -67,28 +67,28 @@ def measures(runs: Sequence[RunRecord]) -> list[Measure]:
 
 def figures(runs: Sequence[RunRecord]) -> list[list[Figure]]:
     """The scores of each run. The best is chosen among the runs with the most finished steps, if they differ."""
-    far = max(run.last for run in runs)
+    last = max(run.last for run in runs)
     rows: list[list[Figure]] = [[] for _ in runs]
     for measure in measures(runs):
         values = [measure.read(run.summary) for run in runs]
-        compared = [v for v, run in zip(values, runs, strict=True) if v is not None and run.last == far]
+        compared = [v for v, run in zip(values, runs, strict=True) if v is not None and run.last == last]
         top = (max if measure.higher_is_better else min)(compared) if len(set(compared)) > 1 else None
         for row, value, run in zip(rows, values, runs, strict=True):
-            best = top is not None and value == top and run.last == far
+            best = top is not None and value == top and run.last == last
             row.append(Figure(measure.key, value, best))
     return rows
 
 
 def sentence(runs: Sequence[RunRecord]) -> str:
     """The scores in words."""
-    far = max(run.last for run in runs)
-    there = [run for run in runs if run.last == far and run.summary["miou"]["all"] is not None]
-    if not there:
+    last = max(run.last for run in runs)
+    compared_runs = [run for run in runs if run.last == last and run.summary["miou"]["all"] is not None]
+    if not compared_runs:
         return "No class of the test images was scored."
-    ranked = sorted(there, key=lambda run: -run.summary["miou"]["all"])
+    ranked = sorted(compared_runs, key=lambda run: -run.summary["miou"]["all"])
     best = ranked[0]
     means = best.summary["miou"]
-    when = f"after step {far}" + ("" if best.finished else f" of {best.steps - 1}")
+    when = f"after step {last}" + ("" if best.finished else f" of {best.steps - 1}")
     text = f"{best.label} has {_percent(means['all'])} mIoU over all classes {when}"
     if means["new"] is not None and means["old"] is not None:
         text += f" ({_percent(means['old'])} over the old ones, {_percent(means['new'])} over the new ones)"
@@ -98,7 +98,7 @@ def sentence(runs: Sequence[RunRecord]) -> str:
         gap = f"{ahead:.1f} points more than {second.label}" if ahead > 0 else f"the same as {second.label}"
         text += f", {gap}" + (f", the best of {len(ranked)} runs" if ahead > 0 and len(ranked) > 2 else "")
     text += "."
-    lost = [(run, run.summary["forgetting"]["final"]) for run in there]
+    lost = [(run, run.summary["forgetting"]["final"]) for run in compared_runs]
     known = [(run, value) for run, value in lost if value is not None]
     if not known:
         return text

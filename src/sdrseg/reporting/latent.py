@@ -19,7 +19,7 @@ from sdrseg.labels import VOID
 from sdrseg.losses.sparsity import SMALL, active_sums, class_maxima, hoyer_sums
 from sdrseg.methods.memory import nbytes_of, parts_of
 from sdrseg.reporting.collect import RunRecord
-from sdrseg.reporting.pictures import Seen
+from sdrseg.reporting.pictures import ModelOutput
 
 BINS = 25
 POINTS = 60  # per class in a projection
@@ -62,11 +62,11 @@ class _Step:
     negative: bool = False
 
 
-def measure(seen: Iterable[Seen], run: RunRecord, classes: int) -> Latent:
+def measure(outputs: Iterable[ModelOutput], run: RunRecord, classes: int) -> Latent:
     """Measure the features of all models of a run; only those of the last two steps are kept."""
     steps: dict[int, _Step] = {}
     width = 0
-    for one in seen:
+    for one in outputs:
         step = steps.setdefault(one.step, _Step())
         step.hoyer += hoyer_sums(one.features, one.labels)
         step.active += active_sums(one.features, one.labels)
@@ -120,10 +120,10 @@ def project(before: int, after: int, first: tuple[Tensor, Tensor], second: tuple
 
 def _spread(member: Tensor) -> Tensor:
     """Up to POINTS of the selected positions, evenly spaced."""
-    places = member.nonzero()[:, 0]
-    if len(places) <= POINTS:
-        return places
-    return places[torch.linspace(0, len(places) - 1, POINTS).long()]
+    positions = member.nonzero()[:, 0]
+    if len(positions) <= POINTS:
+        return positions
+    return positions[torch.linspace(0, len(positions) - 1, POINTS).long()]
 
 
 @dataclass(frozen=True)
@@ -148,11 +148,11 @@ def prototype_distances(memory: Mapping[str, Tensor], average: str) -> Floats | 
     """Euclidean distances between running prototypes; NaN if a class has none."""
     if f"prototypes.{average}.mean" not in memory:
         return None
-    mean, seen = memory[f"prototypes.{average}.mean"].double(), memory[f"prototypes.{average}.seen"]
-    apart: Floats = torch.cdist(mean, mean, compute_mode="donot_use_mm_for_euclid_dist").numpy()
-    unknown = (seen == 0).numpy()
-    apart[unknown, :] = apart[:, unknown] = np.nan
-    return apart
+    mean, counts = memory[f"prototypes.{average}.mean"].double(), memory[f"prototypes.{average}.seen"]
+    distances: Floats = torch.cdist(mean, mean, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+    unknown = (counts == 0).numpy()
+    distances[unknown, :] = distances[:, unknown] = np.nan
+    return distances
 
 
 def logged(run: RunRecord, metric: str) -> list[float | None]:
@@ -163,8 +163,8 @@ def logged(run: RunRecord, metric: str) -> list[float | None]:
 
 def box_of(projection: Projection) -> tuple[float, float, float, float]:
     """The ranges of both panels: (left, right, low, high) of all points."""
-    every = np.concatenate(projection.points)
-    (left, low), (right, high) = every.min(0), every.max(0)
+    points = np.concatenate(projection.points)
+    (left, low), (right, high) = points.min(0), points.max(0)
     return float(left), float(right), float(low), float(high)
 
 

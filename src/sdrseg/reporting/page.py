@@ -20,7 +20,7 @@ from sdrseg.reporting.curves import loss_panels
 from sdrseg.reporting.extension import Extension, photo_rows
 from sdrseg.reporting.findings import figures, measures, sentence
 from sdrseg.reporting.latent import Floats, Latent, Remembered
-from sdrseg.reporting.panels import courses_panels, forgetting_panel, histogram_panel, latent_panels, sparsity_panels
+from sdrseg.reporting.panels import forgetting_panel, histogram_panel, latent_panels, miou_panels, sparsity_panels
 from sdrseg.reporting.pictures import Row
 
 
@@ -71,14 +71,14 @@ def render(runs: Sequence[RunRecord], found: Gathered) -> str:
         figures=figures(runs),
         sentence=sentence(runs),
         scored_differently=scored_differently(runs),
-        courses=courses_panels(runs),
+        miou_panels=miou_panels(runs),
         forgetting=forgetting_panel(runs),
         losses=loss_panels(runs),
         sparsity=sparsity_panels(runs, found.latents),
         histogram=histogram_panel(runs, found.latents),
         latent=[
-            latent_panels(run, latent, apart)
-            for run, latent, apart in zip(runs, found.latents, found.prototypes, strict=True)
+            latent_panels(run, latent, distances)
+            for run, latent, distances in zip(runs, found.latents, found.prototypes, strict=True)
         ],
         memories=[(run.label, memory) for run, memory in zip(runs, found.memories, strict=True) if memory],
         found=found,

@@ -11,7 +11,7 @@ from sdrseg.reporting.collect import RunRecord, finite
 from sdrseg.reporting.latent import BINS, Floats, Latent, box_of, logged
 
 
-def courses_panels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+def miou_panels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """A chart for old, new and all classes."""
     titles = {"old": "Old classes (step 0)", "new": "New classes (later steps)", "all": "All classes"}
     values = [c[g] for run in runs for c in run.summary["miou_by_step"] for g in titles if c[g] is not None]
@@ -74,7 +74,7 @@ def sparsity_panels(runs: Sequence[RunRecord], latents: Sequence[Latent | None])
         axes = charts.Axes((-0.25, last + 0.25), span, ticks, "step", title)
         ends = ", ".join(f"{s.label} {s.y[-1]:.3g}" for s in series if s.y[-1] is not None)
         chart = charts.lines(
-            series, axes, f"{title} of the features by step. Final values: {ends}.", say="{:.3g}".format
+            series, axes, f"{title} of the features by step. Final values: {ends}.", text_of="{:.3g}".format
         )
         result.append({"title": title, "chart": chart})
     width = max((latent.channels for latent in latents if latent is not None), default=0)
@@ -105,8 +105,8 @@ def histogram_panel(runs: Sequence[RunRecord], latents: Sequence[Latent | None])
     return {"chart": chart, "middle": parts, "negative": negative}
 
 
-def latent_panels(run: RunRecord, latent: Latent | None, apart: Floats | None) -> dict[str, Any]:
-    heat, pairs = (None, []) if apart is None else tables.distances(run.label, run.names, apart)
+def latent_panels(run: RunRecord, latent: Latent | None, distances: Floats | None) -> dict[str, Any]:
+    heat, pairs = (None, []) if distances is None else tables.distances(run.label, run.names, distances)
     result: dict[str, Any] = {"label": run.label, "distances": heat, "pairs": pairs, "panels": []}
     projection = None if latent is None else latent.projection
     if projection is not None:

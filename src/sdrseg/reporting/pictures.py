@@ -41,7 +41,7 @@ SMALL = 160  # pictures up to this size are compressed without loss
 
 @dataclass(frozen=True, eq=False)
 class TestImage:
-    """An image as it is scored: pixels (3, H, W), channels by the last step's table (H, W), and what is padding."""
+    """An image as it is scored: pixels (3, H, W), channels by the last step's table (H, W), and where it is padded."""
 
     id: str
     pixels: Tensor
@@ -50,7 +50,7 @@ class TestImage:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class ModelOutput:
     """The output of a model for one image: predicted channels (H, W), and features with their labels on the grid."""
 
     step: int
@@ -89,7 +89,7 @@ class Choice:
 
 
 def takes_folder(run: RunRecord) -> bool:
-    """Whether --data names the data of a run: they are not generated, and its folder does not list them."""
+    """Whether --data can name the data of a run: they are not generated, and the run folder does not list them."""
     name = parse_spec(run.identity["spec"]).source
     return name != Extended.name and name in SOURCES and SOURCES[name].needs_folder
 
@@ -105,7 +105,7 @@ def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, Cla
     found = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
     for id in runs[0].scenario["steps"][-1]["test_ids"]:
         if found.get(id) != digests[id]:
-            what = "is missing" if id not in found else "has another content than when the runs were scored"
+            what = "is missing" if id not in found else "has changed since the runs were scored"
             where = data if data is not None else spec.source
             hint = " Name the data set of these runs with --data." if takes_folder(runs[0]) else ""
             raise DataError(f"{where}: the mask of {id} {what}.{hint}")
@@ -125,27 +125,29 @@ def choose(run: RunRecord, source: Source, index: ClassIndex, count: int) -> Cho
     share = pixels[:, channels] / np.maximum(pixels.sum(1, keepdims=True), 1)
     enough = np.minimum(VISIBLE, share.max(axis=0) / 2)
     shows, exact = share > 0, np.zeros(len(ids), dtype=bool)
-    times, chosen = np.zeros(len(channels)), dict[str, None]()
+    shown_count, chosen = np.zeros(len(channels)), dict[str, None]()
     while len(chosen) < min(count, len(ids)):
-        worth = np.array([-1 if id in chosen else shown @ RARER**times for id, shown in zip(ids, shows, strict=True)])
-        best = int(np.argmax(worth))
+        gain = np.array(
+            [-1 if id in chosen else shown @ RARER**shown_count for id, shown in zip(ids, shows, strict=True)]
+        )
+        best = int(np.argmax(gain))
         if exact[best]:
             chosen[ids[best]] = None
-            times += shows[best]
+            shown_count += shows[best]
             continue
-        seen = _view(run, source.mask(ids[best]))
-        counts = np.bincount(seen.ravel(), minlength=256)[channels]
-        shows[best] &= counts >= np.maximum(enough * seen.size, 1)
+        mask = _view(run, source.mask(ids[best]))
+        counts = np.bincount(mask.ravel(), minlength=256)[channels]
+        shows[best] &= counts >= np.maximum(enough * mask.size, 1)
         exact[best] = True
-    missing = tuple(int(c) + 1 for c in np.flatnonzero(times == 0))
+    missing = tuple(int(c) + 1 for c in np.flatnonzero(shown_count == 0))
     return Choice(tuple(chosen), missing)
 
 
 def _view(run: RunRecord, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The part of a mask that is scored."""
     view = EVALUATIONS[run.config.eval.transform]((mask.shape[0], mask.shape[1]))
-    nothing = torch.zeros(3, *mask.shape, dtype=torch.uint8)
-    shown: NDArray[np.uint8] = show(view, nothing, torch.from_numpy(np.array(mask)))[1].numpy()
+    blank = torch.zeros(3, *mask.shape, dtype=torch.uint8)
+    shown: NDArray[np.uint8] = show(view, blank, torch.from_numpy(np.array(mask)))[1].numpy()
     return shown
 
 
@@ -164,7 +166,9 @@ def load_images(run: RunRecord, source: Source, ids: Sequence[str]) -> list[Test
 
 
 @torch.inference_mode()
-def look(run: RunRecord, images: Sequence[TestImage], steps: Sequence[int] | None = None) -> Iterator[Seen]:
+def apply_models(
+    run: RunRecord, images: Sequence[TestImage], steps: Sequence[int] | None = None
+) -> Iterator[ModelOutput]:
     """Apply the saved models of these steps, or of every finished one, to the images."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for number in range(len(run.scores)) if steps is None else steps:
@@ -175,7 +179,7 @@ def look(run: RunRecord, images: Sequence[TestImage], steps: Sequence[int] | Non
             grid = (out.features.shape[-2], out.features.shape[-1])
             labels = to_grid(image.labels[None], grid, network.stride, VOID)
             predicted = decide(out.logits, decision)[0].to(torch.uint8).cpu().numpy()
-            yield Seen(number, image, predicted, out.features.float().cpu(), labels)
+            yield ModelOutput(number, image, predicted, out.features.float().cpu(), labels)
 
 
 def start_row(image: TestImage, names: Sequence[str], colours: Sequence[Colour]) -> Row:
@@ -185,20 +189,20 @@ def start_row(image: TestImage, names: Sequence[str], colours: Sequence[Colour])
     photo = Image.fromarray(pixels)
     photo.thumbnail((LARGEST, LARGEST))
     truth = image.labels.numpy()[shown]
-    said = f"Truth for {image.id}: {_shares(truth, names)}"
+    alt = f"Truth for {image.id}: {_shares(truth, names)}"
     return Row(
         image.id,
         Tile(_photo_uri(photo), f"Test image {image.id}"),
-        Tile(mask_uri(truth, colours), said),
+        Tile(mask_uri(truth, colours), alt),
         photo.width,
         photo.height,
     )
 
 
-def prediction_tile(seen: Seen, label: str, names: Sequence[str], colours: Sequence[Colour]) -> Tile:
-    predicted = seen.predicted[inside(seen.image)]
-    said = f"Prediction of {label} after step {seen.step} for {seen.image.id}: {_shares(predicted, names)}"
-    return Tile(mask_uri(predicted, colours), said)
+def prediction_tile(output: ModelOutput, label: str, names: Sequence[str], colours: Sequence[Colour]) -> Tile:
+    predicted = output.predicted[inside(output.image)]
+    alt = f"Prediction of {label} after step {output.step} for {output.image.id}: {_shares(predicted, names)}"
+    return Tile(mask_uri(predicted, colours), alt)
 
 
 def mask_uri(channels: NDArray[np.uint8], colours: Sequence[Colour]) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sdrseg.colours import hex_of, shade, text_on
 
-MOST = 40  # classes in a square table; with more, only the largest entries are listed
+LARGEST = 40  # classes in a square table; with more, only the largest entries are listed
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Cell:
 
     text: str
     value: float | None = None
-    ground: str = ""
+    background: str = ""
     ink: str = ""
     hint: str = ""
 
@@ -49,8 +49,8 @@ class Entry:
 def coloured(value: float | None, share: float, text: str, hint: str = "", warm: bool = False) -> Cell:
     if value is None or np.isnan(value):
         return Cell("", hint=hint)
-    ground = shade(share, warm)
-    return Cell(text, value, hex_of(ground), text_on(ground), hint)
+    background = shade(share, warm)
+    return Cell(text, value, hex_of(background), text_on(background), hint)
 
 
 def class_by_step(label: str, names: Sequence[str], table: Sequence[Sequence[float | None]], base: int) -> Heat:
@@ -70,7 +70,7 @@ def class_by_step(label: str, names: Sequence[str], table: Sequence[Sequence[flo
 def confusion(label: str, names: Sequence[str], matrix: NDArray[np.int64]) -> tuple[Heat | None, list[Entry]]:
     """The predictions for the pixels of each class, in per cent of the class, and the largest errors."""
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    there = matrix.sum(1) > 0
+    present = matrix.sum(1) > 0
     wrong = np.where(np.eye(len(names), dtype=bool), 0, shares)
     order = np.argsort(-wrong, axis=None, kind="stable")[:10]
     errors = [
@@ -78,7 +78,7 @@ def confusion(label: str, names: Sequence[str], matrix: NDArray[np.int64]) -> tu
         for i in map(int, order)
         if wrong.flat[i] > 0
     ]
-    if len(names) > MOST:
+    if len(names) > LARGEST:
         return None, errors
     rows = []
     for i, name in enumerate(names):
@@ -87,33 +87,33 @@ def confusion(label: str, names: Sequence[str], matrix: NDArray[np.int64]) -> tu
             share = float(shares[i, j])
             text = f"{100 * share:.0f}" if share >= 0.005 else ""
             hint = f"{name} predicted as {other}: {100 * share:.1f} %"
-            value = share if there[i] and text else None  # empty cells are not coloured
+            value = share if present[i] and text else None  # empty cells are not coloured
             cells.append(coloured(value, share, text, hint, warm=i != j))
         rows.append((name, cells))
     title = f"Confusion matrix after the last step, {label}: row = truth, column = prediction, per cent of the row"
     return Heat(title, "truth", list(names), rows, tall=True), errors
 
 
-def distances(label: str, names: Sequence[str], apart: NDArray[np.float64]) -> tuple[Heat | None, list[Entry]]:
+def distances(label: str, names: Sequence[str], distance: NDArray[np.float64]) -> tuple[Heat | None, list[Entry]]:
     """Distances between the prototypes of classes, and the nearest pairs. NaN: no prototype."""
-    upper = np.where(np.triu(np.ones_like(apart, dtype=bool), 1), apart, np.nan)
+    upper = np.where(np.triu(np.ones_like(distance, dtype=bool), 1), distance, np.nan)
     order = np.argsort(upper, axis=None, kind="stable")[:10]
     pairs = [
         Entry(names[i // len(names)], names[i % len(names)], f"{upper.flat[i]:.3g}", float(upper.flat[i]))
         for i in map(int, order)
         if not np.isnan(upper.flat[i])
     ]
-    if len(names) > MOST:
+    if len(names) > LARGEST:
         return None, pairs
     largest = float(np.nanmax(upper)) if pairs else 1.0
     rows = []
     for i, name in enumerate(names):
         cells = [
             coloured(
-                None if i == j else float(apart[i, j]),
-                float(apart[i, j]) / (largest or 1),
-                _two(float(apart[i, j])),
-                f"{name} to {other}: {apart[i, j]:.4g}",
+                None if i == j else float(distance[i, j]),
+                float(distance[i, j]) / (largest or 1),
+                _two(float(distance[i, j])),
+                f"{name} to {other}: {distance[i, j]:.4g}",
             )
             for j, other in enumerate(names)
         ]

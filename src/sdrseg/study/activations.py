@@ -13,7 +13,7 @@ from sdrseg.errors import SdrsegError
 from sdrseg.files import write_json
 from sdrseg.reporting.collect import collect
 from sdrseg.reporting.latent import BINS, Floats, normalised_counts
-from sdrseg.reporting.pictures import choose, load_images, look, open_data
+from sdrseg.reporting.pictures import apply_models, choose, load_images, open_data
 from sdrseg.study.cell import Cell
 from sdrseg.study.grid import Experiment
 
@@ -36,7 +36,7 @@ def measure_run(path: Path, data: Path | None, images: int = IMAGES) -> dict[str
     source, index = open_data([run], data)
     chosen = load_images(run, source, choose(run, source, index, images).ids)
     counts = np.zeros(BINS)
-    for seen in look(run, chosen, [run.last]):
+    for seen in apply_models(run, chosen, [run.last]):
         counts += normalised_counts(seen.features.clamp_min(0), seen.labels, len(run.all_names))
     shares = counts / max(counts.sum(), 1)
     return {"uncertain": 100 * share_uncertain(shares), "images": len(chosen), "histogram": shares.tolist()}

@@ -12,7 +12,7 @@ from sdrseg.colours import hex_of
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.reporting.collect import RunRecord, collect
 from sdrseg.reporting.latent import BINS, Latent, measure
-from sdrseg.reporting.pictures import TestImage, choose, load_images, look, open_data
+from sdrseg.reporting.pictures import TestImage, apply_models, choose, load_images, open_data
 from sdrseg.study.activations import UNCERTAIN, share_uncertain
 from sdrseg.study.figures import COLUMN, DPI, PAGE, figure, legend_below, look_of, save
 
@@ -33,7 +33,7 @@ def open_runs(
 
 
 def measured(runs: Sequence[RunRecord], images: Sequence[TestImage]) -> list[Latent]:
-    return [measure(look(run, images), run, len(run.all_names)) for run in runs]
+    return [measure(apply_models(run, images), run, len(run.all_names)) for run in runs]
 
 
 def draw_histogram(runs: Sequence[RunRecord], images: Sequence[TestImage], out: Path, dpi: int = DPI) -> list[Path]:

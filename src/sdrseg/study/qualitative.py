@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sdrseg.colours import NOT_SCORED, hex_of
 from sdrseg.labels import VOID
 from sdrseg.reporting.collect import RunRecord
-from sdrseg.reporting.pictures import TestImage, inside, look
+from sdrseg.reporting.pictures import TestImage, apply_models, inside
 from sdrseg.study.figures import LEGEND_LINE, PAGE, broken_text, figure, save, text_width
 
 GAP, APART = 0.035, 0.1  # inches: between pictures, between images
@@ -48,7 +48,9 @@ def draw_qualitative(
     step."""
     last = runs[0].last
     steps = range(last + 1) if every_step else range(last, last + 1)
-    seen = {(n, s.step, s.image.id): s.predicted for n, run in enumerate(runs) for s in look(run, images, steps)}
+    seen = {
+        (n, s.step, s.image.id): s.predicted for n, run in enumerate(runs) for s in apply_models(run, images, steps)
+    }
     blocks = []
     for image in images:
         part = inside(image)
