@@ -1,4 +1,4 @@
-"""Segmenting images with a trained model: `sdrseg predict`, and `sdrseg.load` in Python."""
+"""Segment images with a trained model: `sdrseg predict`, and `sdrseg.load` in Python."""
 
 from sdrseg.predict.loading import load
 from sdrseg.predict.model import Model

@@ -20,13 +20,10 @@ from sdrseg.predict.write import Outputs
 from sdrseg.terminal import console, print_json, print_table, progress
 from sdrseg.tiles import check_tiles
 
-MOST = 2**26
-"""How many bytes of images are read ahead, unless a single image is larger."""
-
 
 def predict_images(
     path: Path,
-    words: Sequence[str],
+    patterns: Sequence[str],
     out: Path,
     *,
     step: int | None = None,
@@ -46,7 +43,7 @@ def predict_images(
             raise UsageError(f"{option} {value}: must be at least 1.")
     if max_pixels is not None:
         Image.MAX_IMAGE_PIXELS = -(-max_pixels // 2)  # Pillow warns from here on and refuses twice as many
-    inputs = find_inputs(words, leave_out=out)
+    inputs = find_inputs(patterns, leave_out=out)
     model = load(path, step, device)
     tile = model.tile if tile is None else tile
     check_tiles(tile, tile // 4 if overlap is None else overlap)
@@ -72,7 +69,7 @@ def predict_images(
         print_json(summary)
     else:
         _print(model, out, done)
-    _complain(done, failed)
+    _print_problems(done, failed)
     return not failed
 
 
@@ -136,25 +133,25 @@ def _summary(
 
 def _print(model: Model, out: Path, done: list[dict[str, Any]]) -> None:
     """Print the area of each class over all images, and the output folder."""
-    everything = sum(entry["height"] * entry["width"] for entry in done)
+    all_pixels = sum(entry["height"] * entry["width"] for entry in done)
     rows = []
     for c in model.classes:
         pixels = [entry["areas"][c.name]["pixels"] for entry in done]
-        share = 100 * sum(pixels) / max(1, everything)
+        share = 100 * sum(pixels) / max(1, all_pixels)
         rows.append([c.id, c.name, sum(n > 0 for n in pixels), sum(pixels), f"{share:.2f} %"])
     step = f"step {model.facts.get('step')} of {model.facts.get('spec')}"
     print_table(f"{quantity(len(done), 'image')}, {step}", ["id", "class", "images", "pixels", "share"], rows)
     console().print(f"output folder: {printable(str(out))}")
 
 
-def _complain(done: list[dict[str, Any]], failed: list[dict[str, str]]) -> None:
+def _print_problems(done: list[dict[str, Any]], failed: list[dict[str, str]]) -> None:
     """Print notes and failures to standard error."""
-    screen = console(stderr=True)
+    stderr = console(stderr=True)
     for entry in done:
         if "note" in entry:
-            screen.print(f"{entry['image']}: {entry['note']}", soft_wrap=True)
+            stderr.print(f"{entry['image']}: {entry['note']}", soft_wrap=True)
     if failed:
         images = quantity(len(done) + len(failed), "image")
-        screen.print(f"{len(failed)} of {images} could not be read:", soft_wrap=True)
+        stderr.print(f"{len(failed)} of {images} could not be read:", soft_wrap=True)
         for entry in failed:
-            screen.print(f"  {entry['error']}", soft_wrap=True)
+            stderr.print(f"  {entry['error']}", soft_wrap=True)

@@ -36,40 +36,40 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def find_inputs(words: Sequence[str], leave_out: Path | None = None) -> list[Input]:
-    """The images that files, folders and glob patterns name, each once and in the given order.
+def find_inputs(patterns: Sequence[str], leave_out: Path | None = None) -> list[Input]:
+    """The images that files, folders and glob patterns name, each once and in this order.
 
     A folder means all pictures in it and in its subfolders, by suffix, except hidden files and those in `leave_out`
     (the output folder). A file that is named or matched by a pattern is used with any suffix.
     """
-    found: dict[Path, Path] = {}  # absolute path -> the path below what was given
-    avoid = None if leave_out is None else _absolute(leave_out)
-    for word in words:
-        path = Path(word)
+    found: dict[Path, Path] = {}  # absolute path -> path relative to the named folder
+    excluded = None if leave_out is None else _absolute(leave_out)
+    for pattern in patterns:
+        path = Path(pattern)
         if path.is_dir():
             below = [name for name in _list(path) if Path(name).suffix.lower() in PICTURE_SUFFIXES]
             files = {_absolute(path / name): Path(name) for name in sorted(below)}
-            files = {file: name for file, name in files.items() if avoid is None or avoid not in file.parents}
+            files = {file: name for file, name in files.items() if excluded is None or excluded not in file.parents}
             if not files:
                 raise SdrsegError(
                     f"{path}: no image in this folder or its subfolders ({' '.join(sorted(PICTURE_SUFFIXES))})."
                 )
         elif os.path.lexists(path):
             files = {_absolute(path): Path(path.name)}
-        elif glob.has_magic(word):
-            matches = sorted(m for m in glob.glob(word, recursive=True) if not Path(m).is_dir())  # noqa: PTH207
+        elif glob.has_magic(pattern):
+            matches = sorted(m for m in glob.glob(pattern, recursive=True) if not Path(m).is_dir())  # noqa: PTH207
             files = {_absolute(Path(m)): Path(Path(m).name) for m in matches}
             if not files:
-                raise SdrsegError(f"{word}: no file matches this pattern. Check its folder.")
+                raise SdrsegError(f"{pattern}: no file matches this pattern. Check its folder.")
         else:
-            raise SdrsegError(f"{word}: no such file or folder.")
+            raise SdrsegError(f"{pattern}: no such file or folder.")
         found |= {file: name for file, name in files.items() if file not in found}
     names = _names(found)
     return [Input(_short(file), names[file]) for file in found]
 
 
 def _absolute(path: Path) -> Path:
-    """An absolute path without "..". Links are kept, because their name may say more than that of the file."""
+    """An absolute path without "..". Links are not resolved, because their names may be more meaningful."""
     return Path(os.path.abspath(path))  # noqa: PTH100
 
 
@@ -89,13 +89,11 @@ def _names(found: dict[Path, Path]) -> dict[Path, str]:
         owners: dict[str, list[Path]] = {}
         for file, name in names.items():
             owners.setdefault(name.casefold(), []).append(file)
-        again = [file for files in owners.values() if len(files) > 1 for file in files]
-        again = [
-            file for file in again if detail[file] <= len(file.parts)
-        ]  # beyond that, the name contains the whole path
-        if not again:
+        ambiguous = [file for files in owners.values() if len(files) > 1 for file in files]
+        ambiguous = [file for file in ambiguous if detail[file] <= len(file.parts)]  # more: the name has the whole path
+        if not ambiguous:
             return names
-        for file in again:
+        for file in ambiguous:
             detail[file] += 1
 
 
@@ -109,8 +107,8 @@ def _name(file: Path, below: Path, detail: int) -> str:
 
 def _short(file: Path) -> Path:
     """Relative to the current folder, if the file is below it."""
-    here = Path.cwd()
-    return file.relative_to(here) if here in file.parents else file
+    current = Path.cwd()
+    return file.relative_to(current) if current in file.parents else file
 
 
 def read_pixels(path: Path) -> tuple[Array, str]:

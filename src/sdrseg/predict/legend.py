@@ -19,27 +19,27 @@ def with_legend(picture: Image.Image, classes: Sequence[tuple[str, Colour]]) -> 
         return picture
     size = max(SMALLEST, picture.width // 60)
     font, line, gap = _font(size), size * 8 // 5, size // 2
-    places, x, row = [], gap, 0
+    entries, x, row = [], gap, 0
     for name, colour in classes:
         shown = _cut(name, font, picture.width - 2 * gap - line)
         width = line + int(font.getlength(shown)) + 2 * gap
         if x > gap and x + width > picture.width:
             x, row = gap, row + 1
-        places.append((x, row, shown, colour))
+        entries.append((x, row, shown, colour))
         x += width
     top = picture.height + gap
-    whole = Image.new("RGB", (picture.width, top + (row + 1) * line + gap), "white")
-    whole.paste(picture)
-    draw = ImageDraw.Draw(whole)
-    for x, row, shown, colour in places:
+    canvas = Image.new("RGB", (picture.width, top + (row + 1) * line + gap), "white")
+    canvas.paste(picture)
+    draw = ImageDraw.Draw(canvas)
+    for x, row, shown, colour in entries:
         y = top + row * line
         draw.rectangle((x, y, x + size, y + size), fill=colour, outline="black")
         draw.text((x + line, y + size / 2), shown, fill="black", font=font, anchor="lm")
-    return whole
+    return canvas
 
 
 def _cut(name: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """A name, shortened with "…" if it is wider."""
+    """A name, shortened with "…" if it is wider than `width`."""
     shown = " ".join(name.split())
     while len(shown) > 1 and font.getlength(shown) > width:
         shown = shown[:-2] + "…"

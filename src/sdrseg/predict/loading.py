@@ -38,25 +38,25 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
     folder, run = find_step(path, step)
     meta = read_meta(folder)
     config = _config_of(run, meta, folder)
-    place = find_device(device)
+    target = find_device(device)
     network, decision = open_step(folder, config.net)
-    network.eval().requires_grad_(False).place_on(place)
+    network.eval().requires_grad_(False).place_on(target)
     return Model(
         class_infos(meta["classes"]),
-        _forward(network, place, config.run.precision),
+        _forward(network, target, config.run.precision),
         multiple=network.multiple,
         crop=config.data.crop,
         batch_size=config.eval.batch_size,
         facts={key: meta.get(key) for key in ("spec", "step", "method", "protocol", "net")}
         | {"model_sha256": meta["files"]["model"]["sha256"], "path": str(folder)},
         decision=decision,
-        device=place,
+        device=target,
         network=network,
     )
 
 
 def _config_of(run: Path | None, meta: dict[str, Any], folder: Path) -> Config:
-    """The configuration of the run; the folder of a step alone has only that of the network, the rest is default."""
+    """The configuration of the run; a step without its run only has the settings of the network, and defaults."""
     if run is None:
         return saved_config({"net": meta["net"]}, str(folder / "meta.json"))
     saved = RunFolder(run).read_json("config.json")

@@ -111,17 +111,17 @@ class Model:
 
         A few images are read ahead, so that they form batches.
         """
-        given: dict[str, Any] = {"tile": tile, "overlap": overlap, "batch_size": batch_size, "tick": tick}
-        most, held = self._options(tile, overlap, batch_size)["batch_size"], 0
+        options: dict[str, Any] = {"tile": tile, "overlap": overlap, "batch_size": batch_size, "tick": tick}
+        most, buffered = self._options(tile, overlap, batch_size)["batch_size"], 0
         waiting: list[Array] = []
         for image in images:
             pixels = pixels_of(image)
-            if waiting and (len(waiting) == most or held + pixels.size > AHEAD):
-                yield from self.predict_many(waiting, **given, probabilities=probabilities)
-                waiting, held = [], 0
+            if waiting and (len(waiting) == most or buffered + pixels.size > AHEAD):
+                yield from self.predict_many(waiting, **options, probabilities=probabilities)
+                waiting, buffered = [], 0
             waiting.append(pixels)
-            held += pixels.size
-        yield from self.predict_many(waiting, **given, probabilities=probabilities)
+            buffered += pixels.size
+        yield from self.predict_many(waiting, **options, probabilities=probabilities)
 
     def extend(
         self, data: str | Path, *, classes: Sequence[str] | None = None, out: str | Path, **options: Any
@@ -156,17 +156,17 @@ class Model:
         options = self._options(tile, overlap, batch_size)
         pixels = [pixels_of(image) for image in images]
         canvases = [whole_canvas(p.shape[0], p.shape[1], options["tile"], self.multiple) for p in pixels]
-        answers: dict[int, Tensor] = {}
+        logits_by_row: dict[int, Tensor] = {}
         for canvas in dict.fromkeys(c for c in canvases if c is not None):
             rows = [row for row, own in enumerate(canvases) if own == canvas]
             for first in range(0, len(rows), options["batch_size"]):
-                together = rows[first : first + options["batch_size"]]
-                tiles = torch.stack([framed(_tensor(pixels[row]), *canvas) for row in together])
-                answers |= dict(zip(together, self._checked(tiles, options), strict=True))
+                batch = rows[first : first + options["batch_size"]]
+                tiles = torch.stack([framed(_tensor(pixels[row]), *canvas) for row in batch])
+                logits_by_row |= dict(zip(batch, self._checked(tiles, options), strict=True))
         results = []
         for row, own in enumerate(pixels):
-            known = answers.pop(row, None)
-            forward = self._forward if known is None else partial(_known_logits, known)
+            logits = logits_by_row.pop(row, None)
+            forward = self._forward if logits is None else partial(_known_logits, logits)
             results.append(self._predict(own, options, forward, probabilities, tick))
         return results
 
@@ -183,8 +183,8 @@ class Model:
         mask = np.empty(pixels.shape[:2], np.uint8)
         kept = []
         for top, logits in self._strips(tensor, options, forward, tick):
-            below = top + logits.shape[1]
-            mask[top:below] = self._ids.to(logits.device)[decide(logits, self.decision, 0)].cpu().numpy()
+            bottom = top + logits.shape[1]
+            mask[top:bottom] = self._ids.to(logits.device)[decide(logits, self.decision, 0)].cpu().numpy()
             if probabilities:
                 kept.append(probabilities_of(logits, self.decision, 0).cpu().numpy())
         if not probabilities:
@@ -234,5 +234,5 @@ def _known_logits(logits: Tensor, tiles: Tensor) -> Tensor:
 
 
 def _too_large(options: dict[str, int]) -> SdrsegError:
-    now = f"now {options['tile']} and {options['batch_size']}"
-    return SdrsegError(f"out of memory. Use smaller tiles or a smaller batch size ({now}).")
+    current = f"now {options['tile']} and {options['batch_size']}"
+    return SdrsegError(f"out of memory. Use smaller tiles or a smaller batch size ({current}).")

@@ -75,8 +75,8 @@ class Prediction:
         picture = Image.fromarray(mixed.astype(np.uint8))
         if not legend:
             return picture
-        there = np.bincount(self.mask.ravel(), minlength=256)[1:].nonzero()[0] + 1
-        return with_legend(picture, [(c.name, c.colour) for c in self.classes if c.id in there])
+        present = np.bincount(self.mask.ravel(), minlength=256)[1:].nonzero()[0] + 1
+        return with_legend(picture, [(c.name, c.colour) for c in self.classes if c.id in present])
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """Write the mask as a palette PNG: pixel values are class ids, and colours make them visible."""

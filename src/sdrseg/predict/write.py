@@ -35,13 +35,13 @@ class Outputs:
     def check(self, inputs: Sequence[Input], overwrite: bool) -> None:
         """Raise an error if the folder cannot be written or files would be overwritten."""
         require_writable(self.folder, "Choose another --out.", folder=True)
-        there = [file for file in self._all(inputs) if os.path.lexists(file)]
-        given = {image.path.resolve() for image in inputs}
-        if own := [file for file in there if file.resolve() in given]:
+        existing = [file for file in self._all(inputs) if os.path.lexists(file)]
+        input_files = {image.path.resolve() for image in inputs}
+        if own := [file for file in existing if file.resolve() in input_files]:
             raise SdrsegError(f"{own[0]} is one of the images and would be replaced by a result. Choose another --out.")
-        if there and not overwrite:
-            more = f" and {len(there) - 1} more" if len(there) > 1 else ""
-            raise SdrsegError(f"{there[0]}{more}: already exists. Choose another --out, or add --overwrite.")
+        if existing and not overwrite:
+            more = f" and {len(existing) - 1} more" if len(existing) > 1 else ""
+            raise SdrsegError(f"{existing[0]}{more}: already exists. Choose another --out, or add --overwrite.")
 
     def write(self, image: Input, prediction: Prediction) -> None:
         files = self.files(image)
