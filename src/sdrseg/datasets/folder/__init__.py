@@ -40,8 +40,8 @@ def open_folder(root: Path) -> Source:
     root = Path(root)
     if not root.is_dir():
         raise DataError(f"{root}: no such folder. Name the folder that contains your data.\n{LAYOUTS}")
-    if said := read_format(root):
-        return _open(said, root)
+    if chosen := read_format(root):
+        return _open(chosen, root)
     found = _recognise(root)
     if len(found) > 1:
         names = " and ".join(f'{what} (format = "{name}")' for name, what in found.items())
@@ -60,8 +60,8 @@ def _recognise(root: Path) -> dict[str, str]:
         found["coco"] = " and ".join(path.relative_to(root).as_posix() for path in coco.values())
     elif panoptic := panoptic_files(root):  # the COCO download has both; instances are the default
         found["panoptic"] = " and ".join(path.relative_to(root).as_posix() for path in panoptic.values())
-    if (told := yaml_file(root)) is not None:
-        found["yolo"] = told.name
+    if (yaml_path := yaml_file(root)) is not None:
+        found["yolo"] = yaml_path.name
     folders = [root, *split_folders(root).values()]
     masks = [path for folder in folders if (path := named(folder, MASKS, pictures=True)) and path.name != "annotations"]
     if masks and found:

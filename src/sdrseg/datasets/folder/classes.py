@@ -18,7 +18,7 @@ from sdrseg.labels import VOID
 NONE = "none"
 IGNORE = "ignore"
 OTHER = ("other", "not labelled yet", "no class")
-"""The name of class 0 if there is no background: the first that is not taken."""
+"""The name of class 0 if there is no background: the first of these that is not a class."""
 
 
 @dataclass(frozen=True)
@@ -43,26 +43,26 @@ def arrange(settings: Settings, names: Sequence[str], implied: bool = False, fil
 
     `file`: where the names come from, if not from the settings.
     """
-    said, file = settings.background, file or settings.file
+    background, file = settings.background, file or settings.file
     check_classes(file, names)
-    if isinstance(said, int):
-        chosen = names[said] if said < len(names) and not settings.values else "background"
+    if isinstance(background, int):
+        chosen = names[background] if background < len(names) and not settings.values else "background"
         return _with_background(file, names, chosen)
-    if said is not None:
-        if said in names:
-            return _with_background(file, names, said)
-        if said == NONE:
+    if background is not None:
+        if background in names:
+            return _with_background(file, names, background)
+        if background == NONE:
             return _without(file, names)
-        raise DataError(f"{file}: background = {said!r} is not a class{nearest(said, [*names, NONE])}")
-    called = next((name for name in names if looks_like_background(name)), None)
-    if called is not None or implied:
-        return _with_background(file, names, called or "background")
-    asked = (
+        raise DataError(f"{file}: background = {background!r} is not a class{nearest(background, [*names, NONE])}")
+    background_name = next((name for name in names if looks_like_background(name)), None)
+    if background_name is not None or implied:
+        return _with_background(file, names, background_name or "background")
+    note = (
         f"Class 0, {names[0]!r}, is not called background, so we assume that there is none and treat {names[0]!r} like "
         f'any other class. Confirm this with `background = "none"` in {file}; if it is the background, write '
         f"`background = {_quoted(names[0])}`."
     )
-    return _without(file, names, asked)
+    return _without(file, names, note)
 
 
 def arrange_named(
@@ -73,10 +73,10 @@ def arrange_named(
     for name in settings.values:
         if name not in names:
             raise DataError(f"{settings.file}: values: {name!r} is not a class of {file}{nearest(name, list(names))}")
-    meant = {name: settings.values.get(name, name) for name in names}
-    kept = [name for name in dict.fromkeys(meant.values()) if name != IGNORE or IGNORE in names]
+    target_of = {name: settings.values.get(name, name) for name in names}
+    kept = [name for name in dict.fromkeys(target_of.values()) if name != IGNORE or IGNORE in names]
     classes = arrange(settings, kept, implied, file)
-    return classes, {name: classes.label(to) if to in kept else VOID for name, to in meant.items()}
+    return classes, {name: classes.label(target) if target in kept else VOID for name, target in target_of.items()}
 
 
 def _with_background(file: Path, names: Sequence[str], background: str) -> Classes:
@@ -89,8 +89,8 @@ def _with_background(file: Path, names: Sequence[str], background: str) -> Class
 
 def _without(file: Path, names: Sequence[str], note: str = "") -> Classes:
     other = next(name for name in OTHER if name not in names)
-    said = f"There is no background: class 0, {other!r}, is for pixels that are not labelled yet and is not scored."
-    return Classes(check_classes(file, (other, *names)), False, f"{note} {said}".strip())
+    added = f"There is no background: class 0, {other!r}, is for pixels that are not labelled yet and is not scored."
+    return Classes(check_classes(file, (other, *names)), False, f"{note} {added}".strip())
 
 
 def _quoted(name: str) -> str:

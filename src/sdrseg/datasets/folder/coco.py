@@ -14,7 +14,7 @@ from sdrseg.datasets.source import Split
 from sdrseg.errors import DataError
 
 ROBOFLOW = "_annotations.coco.json"
-ALONE = ("annotations.json", ROBOFLOW, "result.json")  # the last is Label Studio's
+SINGLE_FILES = ("annotations.json", ROBOFLOW, "result.json")  # the last is Label Studio's
 
 
 class Coco(Drawn):
@@ -47,7 +47,7 @@ class Coco(Drawn):
             parts[split] = file.drawings(image_folders(root, file.path, part), prefix, self.class_of)
         problems = [problem for file in files.values() for problem in file.problems]
         by = "files " + " and ".join(path.relative_to(root).as_posix() for path in paths.values())
-        self._hold(settings, classes, parts, by, problems, note)
+        self._store(settings, classes, parts, by, problems, note)
         self.format = f"COCO JSON ({by.removeprefix('files ')})"
         if dummies:
             left = ", ".join(repr(first.categories[number]) for number in sorted(dummies))
@@ -72,10 +72,10 @@ def annotation_files(root: Path) -> dict[str, Path]:
     for part, folder in split_folders(root).items():
         if (folder / ROBOFLOW).is_file():
             found.setdefault(part, folder / ROBOFLOW)
-    alone = next((root / name for name in ALONE if (root / name).is_file()), None)
-    if alone is not None and found:
-        raise DataError(f"{root}: found both {alone.name} and {next(iter(found.values()))}. Keep one.")
-    return {"": alone} if alone is not None else found
+    single_file = next((root / name for name in SINGLE_FILES if (root / name).is_file()), None)
+    if single_file is not None and found:
+        raise DataError(f"{root}: found both {single_file.name} and {next(iter(found.values()))}. Keep one.")
+    return {"": single_file} if single_file is not None else found
 
 
 def _name_of_part(found: dict[str, Path]) -> str:
@@ -91,18 +91,27 @@ def image_folders(root: Path, path: Path, part: str) -> list[Path]:
     if not part:
         return [root / "images", root, root / "images/default", root / "default"]
     match = re.search(rf"{part}\w*", path.stem, re.IGNORECASE)
-    named = match.group() if match else part  # "train2017"
-    places = [root / named, root / "images" / named, root / part, root / "images" / part, root / "images", root]
-    return list(dict.fromkeys(places))
+    name = match.group() if match else part  # "train2017"
+    folders = [
+        root / name,
+        root / "images" / name,
+        root / part,
+        root / "images" / part,
+        root / "images",
+        root,
+    ]
+    return list(dict.fromkeys(folders))
 
 
 def _same_categories(first: AnnotationFile, other: AnnotationFile) -> None:
     if first.categories != other.categories:
         differing = sorted(first.categories.items() ^ other.categories.items())
-        there = [
+        differences = [
             f"{id} {name!r} is only in {f.path}"
             for id, name in differing
             for f in (first, other)
             if f.categories.get(id) == name
         ]
-        raise DataError(f"{other.path}: categories differ from {first.path}: {'; '.join(there)}. Make them the same.")
+        raise DataError(
+            f"{other.path}: categories differ from {first.path}: {'; '.join(differences)}. Make them the same."
+        )

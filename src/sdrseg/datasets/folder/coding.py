@@ -30,9 +30,10 @@ class Coding:
         if self._has_table:
             self._read_table(settings)
         elif settings.colours:
-            meant = {colour: self._label(name) for colour, name in zip(settings.colours, settings.classes, strict=True)}
-            meant |= {settings.ignore_colour: VOID} if settings.ignore_colour else {}
-            self.colours = {int(colour[1:], 16): label for colour, label in sorted(meant.items())}
+            pairs = zip(settings.colours, settings.classes, strict=True)
+            labels = {colour: self._label(name) for colour, name in pairs}
+            labels |= {settings.ignore_colour: VOID} if settings.ignore_colour else {}
+            self.colours = {int(colour[1:], 16): label for colour, label in sorted(labels.items())}
         else:
             self.values = self._positions(settings)
         self._as_stored = self.values is not None and _is_identity(self.values, len(self.classes.names))
@@ -89,7 +90,7 @@ class Coding:
             values[settings.background] = 0
         elif self.classes.has_background and rest is None:
             values[0] = 0
-        given = np.zeros(VALUES, bool)
+        assigned = np.zeros(VALUES, bool)
         for key, name in settings.values.items():
             label = self._label(name)
             if key.startswith("#"):
@@ -97,14 +98,14 @@ class Coding:
             elif key != REST:
                 first, _, last = key.partition("-")
                 span = slice(int(first), int(last or first) + 1)
-                if given[span].any():
-                    twice = int(np.flatnonzero(given[span])[0]) + span.start
+                if assigned[span].any():
+                    twice = int(np.flatnonzero(assigned[span])[0]) + span.start
                     raise DataError(
                         f"{self.file}: values: the value {twice} occurs twice. Each value needs exactly one class."
                     )
-                given[span], values[span] = True, label
+                assigned[span], values[span] = True, label
         self.colours = dict(sorted(self.colours.items()))
-        self.values = values if given.any() or not self.colours else None
+        self.values = values if assigned.any() or not self.colours else None
 
     def _from_values(self, stored: NDArray[Any], path: Path) -> Array:
         assert self.values is not None
@@ -147,11 +148,11 @@ class Coding:
             )
         colours = np.array(list(self.colours), np.uint32)
         labels = np.array(list(self.colours.values()), np.uint8)
-        place = np.minimum(np.searchsorted(colours, packed), len(colours) - 1)
-        unknown = packed[colours[place] != packed]
+        index = np.minimum(np.searchsorted(colours, packed), len(colours) - 1)
+        unknown = packed[colours[index] != packed]
         if unknown.size:
             raise DataError(self._unknown_colour(unknown, path))
-        return labels[place]
+        return labels[index]
 
     def _unknown_colour(self, unknown: NDArray[np.uint32], path: Path) -> str:
         values, counts = np.unique(unknown, return_counts=True)

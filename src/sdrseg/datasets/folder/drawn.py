@@ -27,13 +27,13 @@ class Drawing:
     file: Path
     where: str  # the name of its annotations in messages
     size: tuple[int, int]  # height, width
-    shapes: list[tuple[tuple[bool, float], int, Any]] = field(default_factory=list)  # order, class id, what is drawn
+    shapes: list[tuple[tuple[bool, float], int, Any]] = field(default_factory=list)  # order, class id, shape
 
-    def content(self, ground: int) -> bytes:
+    def content(self, unlabelled: int) -> bytes:
         in_order = sorted(self.shapes, key=lambda shape: shape[0])
         parts = {"annotations": [[class_id, shape] for _, class_id, shape in in_order], "size": self.size}
         return json.dumps(
-            parts | ({"ground": ground} if ground else {}), sort_keys=True, separators=(",", ":")
+            parts | ({"ground": unlabelled} if unlabelled else {}), sort_keys=True, separators=(",", ":")
         ).encode()
 
 
@@ -43,7 +43,7 @@ class Drawn(Source):
     name = "folder"
     root: Path
 
-    def _hold(
+    def _store(
         self,
         settings: Settings,
         classes: Classes,
@@ -52,7 +52,7 @@ class Drawn(Source):
         problems: Iterable[Problem],
         note: str = "",
     ) -> None:
-        """Store the drawings of each split, or split those of None here; `by`: how they were split, in words."""
+        """Store the drawings of each split; those of None are split here. `by`: a description of the split."""
         self.classes = classes.names
         self.has_background = classes.has_background
         self.score_background = classes.has_background and settings.score_background
@@ -63,15 +63,15 @@ class Drawn(Source):
         else:
             train, val = (tuple(sorted(parts.get(split, ()))) for split in SPLITS)
             splits = check_splits(self.root, Splits(train, val, by, problems), need_val=settings.val > 0)
-        ground = 0 if classes.has_background else VOID
+        unlabelled = 0 if classes.has_background else VOID
         drawings = {id: drawing for part in parts.values() for id, drawing in part.items()}
         self._files = {id: drawing.file for id, drawing in drawings.items()}
         self._where = {id: drawing.where for id, drawing in drawings.items()}
-        self._contents = {id: drawing.content(ground) for id, drawing in drawings.items()}
+        self._contents = {id: drawing.content(unlabelled) for id, drawing in drawings.items()}
         self._ids: dict[Split, tuple[str, ...]] = {"train": splits.train, "val": splits.val}
         self.split_by = splits.by
         self._problems = sorted({*problems, *splits.problems})
-        self.notes = tuple(said for said in (note, classes.note) if said)
+        self.notes = tuple(text for text in (note, classes.note) if text)
 
     def ids(self, split: Split) -> tuple[str, ...]:
         return self._ids[split]

@@ -42,19 +42,19 @@ class LabelMe(Drawn):
             *more,
             *(Problem(str(pictures[i]), "no mask", "no .json next to it") for i in pictures if i not in files),
         ]
-        names = list(settings.classes) or sorted({name for _, told in files.values() for name in _labels(told)})
+        names = list(settings.classes) or sorted({name for _, content in files.values() for name in _labels(content)})
         if not names:
             raise DataError(f"{root}: no .json next to an image contains a labelled shape.\n{LAYOUTS}")
         classes, label_of = arrange_named(settings, names, settings.file)
         label_of[IGNORE] = VOID
         drawings: dict[str, Drawing] = {}
-        for id, (file, told) in files.items():
+        for id, (file, content) in files.items():
             try:
-                drawings[id] = drawn = _drawing(file, told, pictures.get(id))
+                drawings[id] = drawn = _drawing(file, content, pictures.get(id))
             except (BrokenError, DataError) as error:
                 problems.append(Problem(str(file), "no image", str(error)))
                 continue
-            for number, shape in enumerate(told["shapes"]):
+            for number, shape in enumerate(content["shapes"]):
                 try:
                     name, points = _outline(shape)
                     if name not in label_of:
@@ -71,7 +71,7 @@ class LabelMe(Drawn):
         if set(by_part) <= {"train", "val", "test"}:
             chosen, note = choose_parts(settings, root, by_part, "{}/")
             parts = dict(chosen.items())
-        self._hold(settings, classes, parts, "folders " + " and ".join(by_part), problems, note)
+        self._store(settings, classes, parts, "folders " + " and ".join(by_part), problems, note)
         self.format = "LabelMe JSON"
 
 
@@ -86,18 +86,18 @@ def is_labelme(root: Path) -> bool:
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        told = json.loads(read_text(file))
+        content = json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: not valid JSON: {error}.") from error
-    if not isinstance(told, dict) or not isinstance(told.get("shapes"), list):
+    if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
         raise DataError(f"{file}: no list 'shapes', so it is not a LabelMe file.")
-    return told
+    return content
 
 
-def _labels(told: dict[str, Any]) -> set[str]:
+def _labels(content: dict[str, Any]) -> set[str]:
     """The labels of all shapes that have an area: a label that is only used for points or lines is not a class."""
     found = set()
-    for shape in told["shapes"]:
+    for shape in content["shapes"]:
         try:
             found.add(_outline(shape)[0])
         except BrokenError:
@@ -105,12 +105,12 @@ def _labels(told: dict[str, Any]) -> set[str]:
     return found - {IGNORE}
 
 
-def _drawing(file: Path, told: dict[str, Any], picture: Path | None) -> Drawing:
+def _drawing(file: Path, content: dict[str, Any], picture: Path | None) -> Drawing:
     """The image of a JSON file: the one with the same name, or the one next to it that imagePath names."""
-    named = told.get("imagePath")
+    named = content.get("imagePath")
     if picture is None and isinstance(named, str):
-        beside = file.parent / Path(named.replace("\\", "/")).name
-        picture = beside if beside.is_file() else None
+        neighbour = file.parent / Path(named.replace("\\", "/")).name
+        picture = neighbour if neighbour.is_file() else None
     if picture is None:
         raise BrokenError(f"neither a picture of the same name nor {named!r} next to it")
     return Drawing(picture, str(file), picture_size(picture))

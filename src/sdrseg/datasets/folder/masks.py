@@ -73,31 +73,33 @@ class Folder(PictureFiles):
         if listed := pair_lists(root):
             parts, note = choose_parts(settings, root, listed, "{}.txt")
             for pairs in parts.values():
-                self._take(pairs.images, pairs.masks, pairs.problems)
+                self._add(pairs.images, pairs.masks, pairs.problems)
             ids = [tuple(sorted(parts[split].images)) if split in parts else () for split in SPLITS]
             by = "lists of pairs: " + " and ".join(list_files(root)[part].name for part in listed)
             return check_splits(root, Splits(ids[0], ids[1], by, self._problems), need_val=settings.val > 0), note
         layout = find_layout(root)
         if "" in layout.parts:
             pairs = find_pairs(layout.parts[""], root, "")
-            self._take(pairs.images, pairs.masks, pairs.problems)
+            self._add(pairs.images, pairs.masks, pairs.problems)
             lists = root / "ImageSets/Segmentation"
             return lists_or_share(settings, root, pairs.images, pairs.masks, lists if list_files(lists) else None)
-        named = {part: (part, place) for part, place in layout.parts.items()}
+        named = {part: (part, folders) for part, folders in layout.parts.items()}
         chosen, note = choose_parts(settings, root, named, layout.name)
-        for part, place in chosen.values():
-            pairs = find_pairs(place, root, f"{part}/")
-            self._take(pairs.images, pairs.masks, pairs.problems)
+        for part, folders in chosen.values():
+            pairs = find_pairs(folders, root, f"{part}/")
+            self._add(pairs.images, pairs.masks, pairs.problems)
         problems = unpaired(self._images, self._masks)
-        problems += [] if layout.around is None else _outside(layout.around)
+        problems += [] if layout.parent is None else _outside(layout.parent)
         usable = sorted(self._images.keys() & self._masks.keys())
-        begin = {split: f"{chosen[split][0]}/" for split in SPLITS if split in chosen}
-        train, val = (tuple(i for i in usable if split in begin and i.startswith(begin[split])) for split in SPLITS)
-        by = "folders " + " and ".join(place[0].relative_to(root).as_posix() for _, place in chosen.values())
+        prefixes = {split: f"{chosen[split][0]}/" for split in SPLITS if split in chosen}
+        train, val = (
+            tuple(i for i in usable if split in prefixes and i.startswith(prefixes[split])) for split in SPLITS
+        )
+        by = "folders " + " and ".join(folders[0].relative_to(root).as_posix() for _, folders in chosen.values())
         splits = Splits(train, val, by, problems)
         return check_splits(root, splits, need_val=settings.val > 0), note
 
-    def _take(self, images: dict[str, Path], masks: dict[str, Path], problems: list[Problem]) -> None:
+    def _add(self, images: dict[str, Path], masks: dict[str, Path], problems: list[Problem]) -> None:
         self._images |= images
         self._masks |= masks
         self._problems += problems
@@ -127,7 +129,7 @@ def _read_labelmap(settings: Settings, file: Path) -> Settings:
         name, _, rest = line.partition(":")
         numbers = rest.split(":")[0].split(",")
         try:
-            red, green, blue = (int(word) for word in numbers)
+            red, green, blue = (int(number) for number in numbers)
             colour = f"#{bytes((red, green, blue)).hex()}"
         except ValueError:
             raise DataError(f"{file}, line {number}: {line!r} is not NAME:RED,GREEN,BLUE::. Correct it.") from None
@@ -148,9 +150,9 @@ def _read_classes_csv(settings: Settings, root: Path) -> Settings:
         return settings
     values: dict[str, str] = {}
     for number, row in enumerate(csv.reader(read_text(file).splitlines()), 1):
-        words = [word.strip() for word in row]
-        if len(words) >= 2 and words[0].isdigit() and int(words[0]) < 65536:
-            values[str(int(words[0]))] = words[1]
-        elif number > 1 and words:
+        fields = [field.strip() for field in row]
+        if len(fields) >= 2 and fields[0].isdigit() and int(fields[0]) < 65536:
+            values[str(int(fields[0]))] = fields[1]
+        elif number > 1 and fields:
             raise DataError(f"{file}, line {number}: {','.join(row)!r} is not VALUE, CLASS. Correct it.")
     return replace(settings, file=file, values=values)

@@ -16,10 +16,12 @@ MASKS = (
     "masks", "mask", "labels", "label", "annotations", "annotation", "segmentationclass", "segmentation",
     "segmentations", "gt", "groundtruth", "ground_truth", "labelmaps", "stuffthingmaps",
 )  # fmt: skip
-BESIDE = ("annot", "_annot", "_labels", "_label", "_masks", "_mask", "masks", "labels")
+MASK_SUFFIXES = ("annot", "_annot", "_labels", "_label", "_masks", "_mask", "masks", "labels")
 """Suffixes for the folder of the masks of "train", if it is next to it."""
-ENDS = ("_mask", "-mask", " mask", "_masks", "_label", "_labels", "_seg", "_segmentation", "_gt", "_annotation", "_l")
-STARTS = ("mask_", "label_", "gt_")
+MASK_ENDINGS = (
+    "_mask", "-mask", " mask", "_masks", "_label", "_labels", "_seg", "_segmentation", "_gt", "_annotation", "_l",
+)  # fmt: skip
+MASK_BEGINNINGS = ("mask_", "label_", "gt_")
 
 
 @dataclass
@@ -31,16 +33,16 @@ class Pairs:
     problems: list[Problem] = field(default_factory=list)
 
 
-Place = tuple[Path, Path]  # folders of images and of masks; the same if they are side by side
+Folders = tuple[Path, Path]  # folders of images and of masks; the same if they are side by side
 
 
 @dataclass(frozen=True)
 class Layout:
     """The folders of images and masks by split ("" for all of them)."""
 
-    parts: dict[str, Place]
+    parts: dict[str, Folders]
     name: str = ""  # the folder of images in messages, with {} for the split
-    around: Path | None = None  # the folder above the images of the splits
+    parent: Path | None = None  # the folder above the images of the splits
 
 
 def find_layout(root: Path) -> Layout:
@@ -62,12 +64,12 @@ def _by_kind(root: Path) -> Layout | None:
     images, masks = named(root, IMAGES), named(root, MASKS, pictures=True)
     if images is None or masks is None:
         return None
-    of_images, of_masks = split_folders(images), split_folders(masks)
-    if not of_images and not of_masks:
+    image_parts, mask_parts = split_folders(images), split_folders(masks)
+    if not image_parts and not mask_parts:
         return Layout({"": (images, masks)})
     parts = {
-        part: (of_images.get(part, images / part), of_masks.get(part, masks / part))
-        for part in sorted(of_images.keys() | of_masks.keys())
+        part: (image_parts.get(part, images / part), mask_parts.get(part, masks / part))
+        for part in sorted(image_parts.keys() | mask_parts.keys())
     }
     return Layout(parts, f"{images.name}/{{}}", images)
 
@@ -75,20 +77,20 @@ def _by_kind(root: Path) -> Layout | None:
 def _by_part(root: Path) -> Layout | None:
     """train/ and so on, with subfolders for images and masks, masks next to images, or masks in a folder next to it or
     in masks/."""
-    parts: dict[str, Place] = {}
+    parts: dict[str, Folders] = {}
     name = "{}"
-    around = named(root, MASKS, pictures=True)
-    of_masks = {part_of(path.name): path for path in ([] if around is None else subfolders(around))}
+    masks_folder = named(root, MASKS, pictures=True)
+    mask_parts = {part_of(path.name): path for path in ([] if masks_folder is None else subfolders(masks_folder))}
     for part, folder in split_folders(root).items():
         images, masks = named(folder, IMAGES), named(folder, MASKS, pictures=True)
-        beside = (root / f"{folder.name}{end}" for end in BESIDE)
+        neighbours = (root / f"{folder.name}{end}" for end in MASK_SUFFIXES)
         if images or masks:
             parts[part] = images or folder / "images", masks or folder / "masks"
             name = f"{{}}/{parts[part][0].name}"
-        elif there := next((path for path in beside if path.is_dir()), None):
-            parts[part] = folder, there
-        elif part in of_masks:
-            parts[part] = folder, of_masks[part]
+        elif neighbour := next((path for path in neighbours if path.is_dir()), None):
+            parts[part] = folder, neighbour
+        elif part in mask_parts:
+            parts[part] = folder, mask_parts[part]
         elif side_by_side(folder):
             parts[part] = folder, folder
     return Layout(parts, name) if parts else None
@@ -98,10 +100,10 @@ def _listing(root: Path) -> str:
     return f"{root} contains: {', '.join(sorted(path.name for path in root.iterdir())[:10]) or 'nothing'}"
 
 
-def named(root: Path, words: Iterable[str], pictures: bool = False) -> Path | None:
+def named(root: Path, names: Iterable[str], pictures: bool = False) -> Path | None:
     """The folder in `root` with one of these names, ignoring case; with `pictures`, one that contains some."""
     folders = {path.name.lower(): path for path in reversed(subfolders(root))}
-    found = (folders[word] for word in words if word in folders)
+    found = (folders[name] for name in names if name in folders)
     return next((folder for folder in found if not pictures or has_pictures(folder)), None)
 
 
@@ -124,19 +126,19 @@ def side_by_side(folder: Path) -> bool:
 def image_of(id: str) -> str | None:
     """The id of the image of a mask named "a_mask" or "mask_a"."""
     folder, slash, name = id.rpartition("/")
-    for end in ENDS:
+    for end in MASK_ENDINGS:
         if name.lower().endswith(end) and len(name) > len(end):
             return folder + slash + name[: -len(end)]
-    for start in STARTS:
+    for start in MASK_BEGINNINGS:
         if name.lower().startswith(start) and len(name) > len(start):
             return folder + slash + name[len(start) :]
     return None
 
 
-def find_pairs(place: Place, root: Path, prefix: str) -> Pairs:
-    """The images and masks of one place; ids begin with `prefix`."""
+def find_pairs(folders: Folders, root: Path, prefix: str) -> Pairs:
+    """The images and masks in two folders; ids begin with `prefix`."""
     listed = []
-    for folder in place:
+    for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; {_listing(root)}.\n{LAYOUTS}")
         found, problems = find_by_id(folder, PICTURE_SUFFIXES)
@@ -144,7 +146,7 @@ def find_pairs(place: Place, root: Path, prefix: str) -> Pairs:
             raise DataError(f"{folder}: no picture found ({' '.join(sorted(PICTURE_SUFFIXES))}).\n{LAYOUTS}")
         listed.append((found, problems))
     (images, problems), (masks, more) = listed
-    if place[0] == place[1]:
+    if folders[0] == folders[1]:
         masks = {id: path for id, path in masks.items() if image_of(id) in images}
         images = {id: path for id, path in images.items() if id not in masks}
         more = []
@@ -167,17 +169,17 @@ def pair_lists(root: Path) -> dict[str, Pairs]:
     for part, path in list_files(root).items():
         pairs = Pairs()
         for number, line in enumerate(read_text(path).splitlines(), 1):
-            words = line.replace(",", " ").split()
-            if not words:
+            entries = line.replace(",", " ").split()
+            if not entries:
                 continue
-            if len(words) != 2 or any(PurePosixPath(word).suffix.lower() not in PICTURE_SUFFIXES for word in words):
+            if len(entries) != 2 or any(PurePosixPath(e).suffix.lower() not in PICTURE_SUFFIXES for e in entries):
                 return {}
-            id = f"{part}/{PurePosixPath(words[0].lstrip('/')).with_suffix('')}"
-            files = [_below(root, word) for word in words]
+            id = f"{part}/{PurePosixPath(entries[0].lstrip('/')).with_suffix('')}"
+            files = [_below(root, entry) for entry in entries]
             if id in pairs.images:
-                pairs.problems.append(Problem(str(path), "duplicate id", f"line {number}: {words[0]} occurs again"))
-            elif missing := [word for word, file in zip(words, files, strict=True) if file is None]:
-                kind = "no image" if missing[0] == words[0] else "no mask"
+                pairs.problems.append(Problem(str(path), "duplicate id", f"line {number}: {entries[0]} occurs again"))
+            elif missing := [entry for entry, file in zip(entries, files, strict=True) if file is None]:
+                kind = "no image" if missing[0] == entries[0] else "no mask"
                 pairs.problems.append(Problem(str(path), kind, f"line {number}: {missing[0]} does not exist"))
             else:
                 pairs.images[id], pairs.masks[id] = (file for file in files if file is not None)
@@ -185,9 +187,9 @@ def pair_lists(root: Path) -> dict[str, Pairs]:
     return found
 
 
-def _below(root: Path, word: str) -> Path | None:
+def _below(root: Path, name: str) -> Path | None:
     """A file that a list names, if it exists and is below the root."""
-    path = root / word.lstrip("/")
+    path = root / name.lstrip("/")
     try:
         return path if path.is_file() and path.resolve().is_relative_to(root.resolve()) else None
     except OSError:

@@ -37,7 +37,7 @@ class Panoptic(PictureFiles):
             chosen, note = choose_parts(settings, root, found, "annotations/panoptic_{}*.json")
             paths = dict(chosen.items())
         loaded = {split: load_json(path) for split, path in paths.items()}
-        names = {split: read_categories(paths[split], told["categories"])[0] for split, told in loaded.items()}
+        names = {split: read_categories(paths[split], content["categories"])[0] for split, content in loaded.items()}
         first = next(iter(names.values()))
         for split, categories in names.items():
             if categories != first:
@@ -51,7 +51,7 @@ class Panoptic(PictureFiles):
         self._label_of = {number: label_of[name] for number, name in first.items()}
         self._segments: dict[str, dict[int, int]] = {}
         part_names = {path: part for part, path in found.items()}
-        ids = {split: self._take(paths[split], part_names[paths[split]], told) for split, told in loaded.items()}
+        ids = {split: self._add(paths[split], part_names[paths[split]], content) for split, content in loaded.items()}
         if None in ids:
             splits, note = lists_or_share(settings, root, self._images, self._masks)
         else:
@@ -61,7 +61,7 @@ class Panoptic(PictureFiles):
         self._ids = {"train": splits.train, "val": splits.val}
         self.split_by = splits.by
         self._problems = sorted({*self._problems, *splits.problems})
-        self.notes = tuple(said for said in (note, classes.note) if said)
+        self.notes = tuple(text for text in (note, classes.note) if text)
         self.format = f"COCO panoptic ({', '.join(path.name for path in paths.values())})"
 
     def mask(self, id: str) -> Array:
@@ -70,11 +70,11 @@ class Panoptic(PictureFiles):
             raise DataError(f"{self._masks[id]}: a panoptic mask must be an RGB picture; this one is grey.")
         numbers = pack(stored[:, :, ::-1])  # red is the lowest byte
         known = self._segments[id]
-        found, place = np.unique(numbers, return_inverse=True)
+        found, index = np.unique(numbers, return_inverse=True)
         if foreign := [number for number in found.tolist() if number not in known]:
             raise DataError(f"{self._masks[id]}: segment {foreign[0]} is not in the JSON file. Export it again.")
         labels: Array = np.array([known[number] for number in found.tolist()], np.uint8)
-        return labels[place].reshape(numbers.shape)
+        return labels[index].reshape(numbers.shape)
 
     def mask_content(self, id: str) -> bytes:
         return json.dumps(sorted(self._segments[id].items())).encode() + super().mask_content(id)
@@ -83,15 +83,15 @@ class Panoptic(PictureFiles):
     def coding(self) -> str:
         return f"panoptic: {len(self.classes)} classes"
 
-    def _take(self, path: Path, part: str, told: dict[str, list[Any]]) -> tuple[str, ...]:
+    def _add(self, path: Path, part: str, content: dict[str, list[Any]]) -> tuple[str, ...]:
         """Add the images of a JSON file that exist, with their masks and segments; returns their ids."""
-        places = [folder for folder in image_folders(self.root, path, part) if folder.is_dir()]
+        folders = [folder for folder in image_folders(self.root, path, part) if folder.is_dir()]
         masks = next((f for f in (path.with_suffix(""), self.root / path.stem) if f.is_dir()), None)
         if masks is None:
             raise DataError(f"{path.with_suffix('')}: no such folder; it must contain the PNG files of {path.name}.")
-        names = {e["id"]: e.get("file_name") for e in told["images"] if isinstance(e, dict) and _is_id(e.get("id"))}
+        names = {e["id"]: e.get("file_name") for e in content["images"] if isinstance(e, dict) and _is_id(e.get("id"))}
         ids = []
-        for position, entry in enumerate(told["annotations"]):
+        for position, entry in enumerate(content["annotations"]):
             try:
                 image, mask = _name(names.get(entry["image_id"])), _name(entry["file_name"])
                 segments = {int(s["id"]): self._label_of[s["category_id"]] for s in entry["segments_info"]}
@@ -99,7 +99,7 @@ class Panoptic(PictureFiles):
                 self._problems.append(Problem(str(path), "broken annotation", f"annotations[{position}]: {error!r}"))
                 continue
             id = (f"{part}/" if part else "") + Path(image).with_suffix("").as_posix()
-            file = next((folder / image for folder in places if (folder / image).is_file()), None)
+            file = next((folder / image for folder in folders if (folder / image).is_file()), None)
             if file is None or not (masks / mask).is_file() or id in self._images:
                 kind, what = ("no image", image) if file is None else ("no mask", mask)
                 self._problems.append(Problem(str(path), kind, f"annotations[{position}]: {what} does not exist"))

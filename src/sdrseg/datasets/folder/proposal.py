@@ -28,8 +28,8 @@ def ask_for_classes(file: Path, masks: Sequence[Path]) -> str:
     values: Counter[int] = Counter()  # pixels by value
     colours: set[int] = set()
     blurred = any(path.suffix.lower() in (".jpg", ".jpeg") for path in masks)
-    chosen = sorted({round(place) for place in np.linspace(0, len(masks) - 1, MASKS)}) if masks else []
-    for path in (masks[place] for place in chosen):
+    chosen = sorted({round(index) for index in np.linspace(0, len(masks) - 1, MASKS)}) if masks else []
+    for path in (masks[index] for index in chosen):
         with suppress(DataError):  # the audit names unreadable masks; here the others are enough
             stored = read_label(path)
             if stored.ndim == 3 and (stored == stored[:, :, :1]).all():
@@ -37,20 +37,20 @@ def ask_for_classes(file: Path, masks: Sequence[Path]) -> str:
             if stored.ndim == 3:
                 colours.update(np.unique(pack(stored)).tolist())
             else:
-                seen, counts = np.unique(stored, return_counts=True)
-                values.update(dict(zip(seen.tolist(), counts.tolist(), strict=True)))
+                found, counts = np.unique(stored, return_counts=True)
+                values.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
     peaks = _peaks(values)
     if blurred and (colours or len(peaks) < 2):
         return f"{file.parent}: the masks are JPEG files, in which values and colours change. Save them as PNG files."
     if colours:
         names = [f"#{colour:06x}" for colour in sorted(colours | {value * 0x010101 for value in values})]
-        held, lines = f"colours {_some(names)}", _table([f'"{name}"' for name in names[:MAX_CLASSES]])
+        contents, lines = f"colours {_some(names)}", _table([f'"{name}"' for name in names[:MAX_CLASSES]])
     else:
         known = sorted(value for value in values if value >= 0)
-        held, lines = f"values {_some(known)}", _ranges(peaks) if blurred else _for_values(known)
+        contents, lines = f"values {_some(known)}", _ranges(peaks) if blurred else _for_values(known)
     read = "" if len(masks) <= MASKS else f" (in {len(chosen)} of {len(masks)} masks)"
     return (
-        f"{file.parent}: no class list; the masks contain the {held}{read}. Save this as {file}, with your names "
+        f"{file.parent}: no class list; the masks contain the {contents}{read}. Save this as {file}, with your names "
         f'(background = "none" if no class is the background):\n\n{lines}\n'
     )
 
@@ -58,10 +58,12 @@ def ask_for_classes(file: Path, masks: Sequence[Path]) -> str:
 def _for_values(values: list[int]) -> str:
     """A list of classes if the values are consecutive, otherwise a table of values."""
     classes = [value for value in values if value != VOID]
-    most = max(classes, default=0)
-    if most < MAX_CLASSES and 2 * len(classes) > most and values != [0, VOID]:
-        names = ", ".join(f'"{name}"' for name in ("background", *(f"class {i}" for i in range(1, max(most, 1) + 1))))
-        gaps = [value for value in range(most) if value not in classes]
+    largest = max(classes, default=0)
+    if largest < MAX_CLASSES and 2 * len(classes) > largest and values != [0, VOID]:
+        names = ", ".join(
+            f'"{name}"' for name in ("background", *(f"class {i}" for i in range(1, max(largest, 1) + 1)))
+        )
+        gaps = [value for value in range(largest) if value not in classes]
         missing = f"; not seen in the masks: {_some(gaps)}" if gaps else ""
         return f"classes = [{names}]  # the position is the value{missing}\nignore = 255  # neither learned nor scored"
     return _table([str(value) for value in values[:MAX_CLASSES]])
@@ -80,7 +82,7 @@ def _ranges(peaks: list[int]) -> str:
     """Ranges around these values that end halfway between them."""
     ends = [(low + high) // 2 for low, high in pairwise(peaks)]
     keys = [f"{low}-{high}" for low, high in zip([0, *(end + 1 for end in ends)], [*ends, 255], strict=True)]
-    return f"# JPEG changes values, so these are ranges. Better save the masks as PNG files.\n{_table(keys)}"
+    return f"# JPEG changes values, so these are ranges. Better: save the masks as PNG files.\n{_table(keys)}"
 
 
 def _table(keys: list[str]) -> str:
@@ -91,5 +93,5 @@ def _table(keys: list[str]) -> str:
     return "\n".join(["[values]", *(f'{key} = "{name}"' for key, name in zip(keys, names, strict=False))])
 
 
-def _some(things: Sequence[object]) -> str:
-    return ", ".join(map(str, things[:12])) + (f", … ({len(things)} in all)" if len(things) > 12 else "")
+def _some(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values[:12])) + (f", … ({len(values)} in all)" if len(values) > 12 else "")

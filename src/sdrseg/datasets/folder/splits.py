@@ -12,7 +12,7 @@ from sdrseg.errors import DataError
 from sdrseg.scenario.spec import draw
 
 SPLITS: tuple[Split, ...] = get_args(Split)
-WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 """The usual names of the three splits."""
 
 LAYOUTS = """Accepted layouts (docs/own-data.md shows them):
@@ -31,14 +31,14 @@ class Splits(NamedTuple):
     train: tuple[str, ...]
     val: tuple[str, ...]
     by: str
-    """How the images were split, in words."""
+    """How the images were split."""
     problems: list[Problem]
 
 
-def part_of(name: str) -> str | None:
+def part_of(file_name: str) -> str | None:
     """train, val or test, if the name of a file or folder contains one: "train2017", "valid", "panoptic_val2017"."""
-    lower = name.lower()
-    found = [part for part, words in WORDS.items() if any(word in lower for word in words)]
+    lower = file_name.lower()
+    found = [part for part, names in NAMES.items() if any(name in lower for name in names)]
     return found[0] if len(found) == 1 else None
 
 
@@ -48,8 +48,8 @@ def split_folders(folder: Path) -> dict[str, Path]:
         return {}
     folders = subfolders(folder)
     found = {
-        part: [path for path in folders if path.name.lower().rstrip("0123456789") in words]  # train, train2017
-        for part, words in WORDS.items()
+        part: [path for path in folders if path.name.lower().rstrip("0123456789") in names]  # train, train2017
+        for part, names in NAMES.items()
     }
     for paths in found.values():
         if len(paths) > 1:
@@ -64,8 +64,8 @@ def choose_parts(settings: Settings, root: Path, found: Mapping[str, T], missing
     """
     wanted = settings.score or ("test" if "test" in found and "val" not in found else "val")
     if "train" not in found:
-        there = " and ".join(missing.format(part) for part in found)
-        raise DataError(f"{root}: found {there}, but {missing.format('train')} is missing. Add it.")
+        present = " and ".join(missing.format(part) for part in found)
+        raise DataError(f"{root}: found {present}, but {missing.format('train')} is missing. Add it.")
     if wanted not in found:
         if settings.val == 0 and not settings.score:
             return {"train": found["train"]}, ""
@@ -111,7 +111,7 @@ def held_out(ids: Sequence[str], share: float, seed: int) -> set[str]:
 def list_files(folder: Path) -> dict[str, Path]:
     """The lists train.txt, val.txt and test.txt of a folder, by split."""
     return {
-        part: path for part, words in WORDS.items() for word in words[:1] if (path := folder / f"{word}.txt").is_file()
+        part: path for part, names in NAMES.items() for name in names[:1] if (path := folder / f"{name}.txt").is_file()
     }
 
 

@@ -12,7 +12,7 @@ from sdrseg.datasets.folder.classes import arrange_named
 from sdrseg.datasets.folder.drawn import Drawing, Drawn
 from sdrseg.datasets.folder.painting import BrokenError, drawing
 from sdrseg.datasets.folder.settings import read_settings, read_text
-from sdrseg.datasets.folder.splits import LAYOUTS, WORDS, choose_parts
+from sdrseg.datasets.folder.splits import LAYOUTS, NAMES, choose_parts
 from sdrseg.datasets.source import PICTURE_SUFFIXES, Problem, Split, find_by_id, picture_size
 from sdrseg.errors import DataError
 
@@ -28,11 +28,11 @@ class Yolo(Drawn):
         if path is None:
             raise DataError(f"{root}: no data.yaml found.\n{LAYOUTS}")
         settings = read_settings(root, named=path.name)
-        told = _load(path)
-        names = _names(path, told.get("names"))
+        content = _load(path)
+        names = _names(path, content.get("names"))
         classes, labels = arrange_named(settings, list(names.values()), path)
         label_of = {number: labels[name] for number, name in names.items()}
-        found = {part: files for part, words in WORDS.items() if (files := _images(root, told, words))}
+        found = {part: files for part, keys in NAMES.items() if (files := _images(root, content, keys))}
         if not found:
             raise DataError(f"{path}: no images found in the folders of train, val and test.\n{LAYOUTS}")
         chosen, note = choose_parts(
@@ -54,7 +54,7 @@ class Yolo(Drawn):
         if not any(drawn.shapes for drawings in parts.values() for drawn in drawings.values()):
             first = f" First problem: {problems[0]}." if problems else ""
             raise DataError(f"{path}: no polygon found in labels/*.txt next to the images.{first}")
-        self._hold(settings, classes, parts, path.name, problems, note)
+        self._store(settings, classes, parts, path.name, problems, note)
         self.format = f"YOLO polygons ({path.name})"
 
 
@@ -65,21 +65,21 @@ def yaml_file(root: Path) -> Path | None:
 def label_file(image: Path) -> Path:
     """The file with the polygons of an image: labels/ instead of images/, and .txt."""
     folders = list(image.parts)
-    for place in range(len(folders) - 2, -1, -1):
-        if folders[place].lower() == "images":
-            folders[place] = "labels"
+    for index in range(len(folders) - 2, -1, -1):
+        if folders[index].lower() == "images":
+            folders[index] = "labels"
             break
     return Path(*folders).with_suffix(".txt")
 
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        told = yaml.safe_load(read_text(path))
+        content = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise DataError(f"{path}: not valid YAML: {error}. Correct it.") from error
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         raise DataError(f"{path}: no keys such as names and train. Export it again.")
-    return told
+    return content
 
 
 def _names(path: Path, names: Any) -> dict[int, str]:
@@ -90,16 +90,16 @@ def _names(path: Path, names: Any) -> dict[int, str]:
     return {number: str(name).strip() for number, name in sorted(numbered.items())}
 
 
-def _images(root: Path, told: dict[str, Any], words: Iterable[str]) -> dict[str, Path]:
+def _images(root: Path, content: dict[str, Any], keys: Iterable[str]) -> dict[str, Path]:
     """The images of one split by id: from the folders in data.yaml or the usual ones, never outside the root."""
     entries: list[Any] = []
-    for word in words:
-        entry = told.get(word)
+    for key in keys:
+        entry = content.get(key)
         entries += entry if isinstance(entry, list) else [entry]
-    usual = [folder for word in words for folder in (f"images/{word}", f"{word}/images")]
-    base = str(told.get("path") or "")
+    usual = [folder for key in keys for folder in (f"images/{key}", f"{key}/images")]
+    base = str(content.get("path") or "")
     for entry in [entry for entry in entries if isinstance(entry, str)] + usual:
-        inner = [word for word in Path(entry).parts if word not in ("..", ".", "/")]
+        inner = [part for part in Path(entry).parts if part not in ("..", ".", "/")]
         for folder in (root.joinpath(*inner), root / Path(base).name / Path(*inner)):
             if folder.is_dir():
                 found, _ = find_by_id(folder, PICTURE_SUFFIXES)
@@ -113,7 +113,7 @@ def _listed(root: Path, file: Path) -> dict[str, Path]:
     """The images of a list that exist."""
     found: dict[str, Path] = {}
     for line in read_text(file).splitlines():
-        inner = [word for word in Path(line.strip()).parts if word not in ("..", ".", "/")]
+        inner = [part for part in Path(line.strip()).parts if part not in ("..", ".", "/")]
         path = root.joinpath(*inner)
         if inner and path.is_file():
             found[Path(*inner).with_suffix("").as_posix()] = path
@@ -127,22 +127,22 @@ def _draw(drawn: Drawing, file: Path, label_of: dict[int, int]) -> list[Problem]
         return problems
     height, width = drawn.size
     for number, line in enumerate(read_text(file).splitlines(), 1):
-        words = line.split()
-        if not words:
+        fields = line.split()
+        if not fields:
             continue
         try:
-            if not words[0].isdigit() or int(words[0]) not in label_of:
-                raise BrokenError(f"{words[0]!r} is not a class of data.yaml")
-            if len(words) == 5:
+            if not fields[0].isdigit() or int(fields[0]) not in label_of:
+                raise BrokenError(f"{fields[0]!r} is not a class of data.yaml")
+            if len(fields) == 5:
                 raise BrokenError("a box, CLASS X Y WIDTH HEIGHT; segmentation needs polygons")
             try:
-                shares = [float(word) for word in words[1:]]
+                shares = [float(field) for field in fields[1:]]
             except ValueError:
                 raise BrokenError("values that are not numbers") from None
-            points = [share * (height if place % 2 else width) for place, share in enumerate(shares)]
+            points = [share * (height if index % 2 else width) for index, share in enumerate(shares)]
             area, shape = drawing([points], drawn.size)
         except BrokenError as error:
             problems.append(Problem(str(file), "broken annotation", f"line {number}: {error}"))
         else:
-            drawn.shapes.append(((True, -area), label_of[int(words[0])], shape))
+            drawn.shapes.append(((True, -area), label_of[int(fields[0])], shape))
     return problems
