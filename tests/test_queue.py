@@ -320,3 +320,13 @@ def test_where_workers_run_is_checked(tmp_path, sdrseg):
     file.write_text(TINY_FILE)
     assert "slurm or local" in sdrseg("run", file, "--on", "moon")[2]
     assert "KEY=VALUE" in sdrseg("run", file, "--on", "slurm", "--slurm", "gpu")[2]
+
+
+def test_a_worker_that_is_lost_without_a_message_is_named():
+    class Lost:
+        job_id = "7"
+
+        def result(self):
+            raise MemoryError
+
+    assert gather([Lost()])["lost"] == ["worker 7: MemoryError"]

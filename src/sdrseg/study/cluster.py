@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, first_line
 from sdrseg.study.queue import run_queue
 
 WAIT = 5.0  # seconds until a worker checks again whether the runs of other workers are finished
@@ -38,7 +38,7 @@ class Worker:
     def __call__(self) -> dict[str, Any]:
         """Go through the queue until every run is finished or has failed."""
         experiments = [e for e in self.read(**self.arguments).experiments if e.folder in self.chosen]
-        first = len(experiments) * self.number // self.workers  # workers start at different places
+        first = len(experiments) * self.number // self.workers  # workers start at different experiments
         queue = experiments[first:] + experiments[:first]
         minutes = self.options.get("minutes")
         stop_at = None if minutes is None else time.monotonic() + 60 * minutes
@@ -46,8 +46,8 @@ class Worker:
         finished: list[str] = []
         left: list[str] = []
         while queue:
-            now = {} if stop_at is None else {"minutes": (stop_at - time.monotonic()) / 60}
-            outcome = run_queue(queue, self.out, **{**self.options, **now})
+            remaining = {} if stop_at is None else {"minutes": (stop_at - time.monotonic()) / 60}
+            outcome = run_queue(queue, self.out, **{**self.options, **remaining})
             failed |= outcome.failed
             finished += outcome.finished
             if left := outcome.left:
@@ -85,8 +85,8 @@ def submit(workers: Sequence[Worker], machines: Machines, folder: Path) -> list[
         jobs, found = [], _gpus(len(workers) * gpus)
         for worker in workers:
             executor = submitit.LocalExecutor(folder=folder)
-            mine = found[worker.number * gpus : (worker.number + 1) * gpus]
-            executor.update_parameters(timeout_min=machines.minutes, gpus_per_node=gpus, visible_gpus=mine)
+            own_gpus = found[worker.number * gpus : (worker.number + 1) * gpus]
+            executor.update_parameters(timeout_min=machines.minutes, gpus_per_node=gpus, visible_gpus=own_gpus)
             jobs.append(executor.submit(worker))
         return jobs
     if shutil.which("sbatch") is None:
@@ -105,20 +105,20 @@ def submit(workers: Sequence[Worker], machines: Machines, folder: Path) -> list[
         return [executor.submit(worker) for worker in workers]
 
 
-def make_workers(count: int, **what: Any) -> list[Worker]:
+def make_workers(count: int, **options: Any) -> list[Worker]:
     if count < 1:
         raise UsageError(f"--array {count}: use at least 1 worker.")
-    return [Worker(**what, number=number, workers=count) for number in range(count)]
+    return [Worker(**options, number=number, workers=count) for number in range(count)]
 
 
 def gather(jobs: Sequence[Any]) -> dict[str, Any]:
-    """Wait for the workers; returns what finished, failed, or is left, and which workers were lost."""
+    """Wait for the workers; returns the finished, failed and remaining experiments, and the lost workers."""
     result: dict[str, Any] = {"finished": [], "failed": {}, "left": [], "lost": []}
     for job in jobs:
         try:
             one = job.result()
         except Exception as error:  # killed, or its machine is gone
-            result["lost"].append(f"worker {job.job_id}: {str(error).strip().splitlines()[0]}")
+            result["lost"].append(f"worker {job.job_id}: {first_line(error)}")
             continue
         result["finished"] += one["finished"]
         result["failed"] |= one["failed"]
@@ -128,7 +128,7 @@ def gather(jobs: Sequence[Any]) -> dict[str, Any]:
 
 
 def _gpus(wanted: int) -> list[int]:
-    """The numbers of so many GPUs of this machine. Without one, a worker would train on the CPU."""
+    """The numbers of the first `wanted` GPUs of this machine. Without one, a worker would train on the CPU."""
     count = torch.cuda.device_count()
     if wanted > count:
         raise UsageError(f"The workers need {wanted} GPUs (--array times --gpus); this machine has {count}.")
