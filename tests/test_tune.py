@@ -253,7 +253,7 @@ def test_ranges_that_cannot_be_are_refused(text):
 def test_ranges_are_read_and_published_ones_follow_the_method():
     assert parse_range("kd.weight=1:300:log") == Range("kd.weight", 1, 300, log=True)
     assert parse_range("train.epochs_later=4:30").whole
-    assert parse_range("pm.distance=mse|cosine").words == ("mse", "cosine")
+    assert parse_range("pm.distance=mse|cosine").choices == ("mse", "cosine")
     config = load_config("voc", settings={"kd.weight": 10.0})
     assert [r.key for r in default_ranges(config)] == ["kd.weight", "optim.lr_later"]
     assert np.isclose(default_ranges(config)[1].high, 1e-3)

@@ -94,8 +94,8 @@ def export(
     """Export a model to one ONNX file for images of any size, checked against PyTorch."""
     from sdrseg.exporting import export_model, show_export
 
-    given = check or []
-    show_export(export_model(model, out, format=format, step=step, check=given, overwrite=overwrite), json)
+    images = check or []
+    show_export(export_model(model, out, format=format, step=step, check=images, overwrite=overwrite), json)
 
 
 def report(

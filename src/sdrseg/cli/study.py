@@ -58,11 +58,11 @@ def run(
     json: AsJson = False,
 ) -> None:
     """Run all experiments in a file, one after the other. Finished ones are not run again."""
-    from sdrseg.study.commands import Given, run_file
+    from sdrseg.study.commands import Options, run_file
 
     machines = _machines(on, array, gpus, budget, slurm)
     how = (budget, keep_models, dry_run, json, machines)
-    if not run_file(file, Given(out, path, bases, cells, only or [], results or [], *how)):
+    if not run_file(file, Options(out, path, bases, cells, only or [], results or [], *how)):
         raise typer.Exit(1)
 
 
@@ -102,7 +102,7 @@ ToFile = Annotated[Path | None, typer.Option("--to", metavar="FILE", help="A new
 
 
 def compare(
-    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, results, or folders of results.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, results, or folders of results.")],
     reference: Annotated[
         str | None, typer.Option(metavar="ROW", help="Compare with this row; by default the first.")
     ] = None,
@@ -113,7 +113,7 @@ def compare(
     """Compare runs: mean and standard deviation over seeds, and confidence intervals of the differences."""
     from sdrseg.study.commands import compare_results
 
-    compare_results(places, transform, reference, format, to)
+    compare_results(paths, transform, reference, format, to)
 
 
 def tables(
@@ -143,14 +143,14 @@ def tables(
 ) -> None:
     """Show a table of the paper with our numbers next to it; with --run, train what is missing."""
     from sdrseg.config import read_settings
-    from sdrseg.study.commands import Given, paper_results
+    from sdrseg.study.commands import Options, paper_results
     from sdrseg.study.grid import parse_numbers
 
     machines = _machines(on, array, gpus, budget, slurm)
     how = (budget, keep_models, dry_run, json, machines)
-    all_well = paper_results(
+    succeeded = paper_results(
         name,
-        Given(out, path, bases, cells, only or [], results or [], *how),
+        Options(out, path, bases, cells, only or [], results or [], *how),
         seeds=parse_numbers(seeds, "--seeds"),
         preset=preset,
         settings=read_settings(config, set or []),
@@ -159,13 +159,13 @@ def tables(
         to=to,
         run=execute,
     )
-    if not all_well:
+    if not succeeded:
         raise typer.Exit(1)
 
 
 def figures(
     kind: Annotated[str, typer.Argument(help="steps, per-class, qualitative, histogram or latent.")],
-    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs; for steps and per-class also results.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs; for steps and per-class also results.")],
     out: Annotated[Path | None, typer.Option(metavar="NAME", help="Files NAME.svg, NAME.pdf, NAME.png.")] = None,
     path: DataPath = None,
     images: Annotated[int, typer.Option(min=1, max=100, help="Number of test images.")] = 4,
@@ -180,7 +180,7 @@ def figures(
     from sdrseg.study.commands import draw
 
     for file in draw(
-        kind, places, out or Path(kind), data=path, images=images, ids=id or [], every_step=every_step, dpi=dpi
+        kind, paths, out or Path(kind), data=path, images=images, ids=id or [], every_step=every_step, dpi=dpi
     ):
         print(file)
 
@@ -216,5 +216,5 @@ def tune(
     from sdrseg.study.tune import Search
     from sdrseg.study.tuning import tune as start
 
-    given = Search(spec, method, out, path, preset, read_settings(config, set or []), bases, oracle)
-    start(given, ranges=range or [], published=search, trials=trials, minutes=minutes, json=json)
+    options = Search(spec, method, out, path, preset, read_settings(config, set or []), bases, oracle)
+    start(options, ranges=range or [], published=search, trials=trials, minutes=minutes, json=json)

@@ -87,16 +87,22 @@ def train(
     from sdrseg.engine.show import show_summary
 
     options = {"net.encoder": encoder, "net.weights": weights, "run.on_bad_image": on_bad_image}
-    given = ({"train.holdout": 0.2} if holdout else {}) | parse_settings(set or [])
-    given |= {key: value for key, value in options.items() if value is not None}
+    settings = ({"train.holdout": 0.2} if holdout else {}) | parse_settings(set or [])
+    settings |= {key: value for key, value in options.items() if value is not None}
     if spec.endswith(".toml"):
         from sdrseg.study.grid import read_experiment
 
         if method is not None or preset is not None or config is not None:
             raise UsageError(f"{spec} sets method, preset and settings. Leave out --method, --preset and --config.")
-        one, data_there, bases_there = read_experiment(Path(spec))
-        file, spec, method, preset, given = spec, str(one.spec), one.method, one.preset, {**one.settings, **given}
-        path, bases, out = path or data_there, bases or bases_there, out or Path(Path(file).stem)
+        experiment, file_data, file_bases = read_experiment(Path(spec))
+        file, spec, method, preset, settings = (
+            spec,
+            str(experiment.spec),
+            experiment.method,
+            experiment.preset,
+            {**experiment.settings, **settings},
+        )
+        path, bases, out = path or file_data, bases or file_bases, out or Path(Path(file).stem)
     if out is None:
         raise UsageError("No folder given. Add --out RUN.")
     if method is None:
@@ -108,7 +114,7 @@ def train(
         data=path,
         preset=preset or "default",
         config_file=config,
-        settings=given,
+        settings=settings,
         bases=bases,
         offline=offline,
     )

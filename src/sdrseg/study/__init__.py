@@ -1,1 +1,1 @@
-"""Studies: many runs as one file, their results as small files, tables, figures and tuning."""
+"""Studies: many experiments in one file, a small result file per run, tables, figures and tuning."""

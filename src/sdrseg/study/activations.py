@@ -1,4 +1,4 @@
-"""The share of uncertain activations of finished runs, measured once from their models and kept beside the results."""
+"""The share of uncertain activations of finished runs, measured once from their models and stored with the results."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def measure_run(path: Path, data: Path | None, images: int = IMAGES) -> dict[str
     source, index = open_data([run], data)
     chosen = load_images(run, source, choose(run, source, index, images).ids)
     counts = np.zeros(BINS)
-    for seen in apply_models(run, chosen, [run.last]):
-        counts += normalised_counts(seen.features.clamp_min(0), seen.labels, len(run.all_names))
+    for output in apply_models(run, chosen, [run.last]):
+        counts += normalised_counts(output.features.clamp_min(0), output.labels, len(run.all_names))
     shares = counts / max(counts.sum(), 1)
     return {"uncertain": 100 * share_uncertain(shares), "images": len(chosen), "histogram": shares.tolist()}
 
@@ -45,7 +45,7 @@ def measure_run(path: Path, data: Path | None, images: int = IMAGES) -> dict[str
 def with_activations(
     cells: Sequence[Cell], experiments: Iterable[Experiment], out: Path, data: Path | None
 ) -> tuple[list[Cell], tuple[str, ...]]:
-    """The cells with the key `uncertain` where it is known or can be measured, and why it cannot in the others."""
+    """The cells with the key `uncertain` where it is known or can be measured, and reasons why others lack it."""
     known: dict[str, float] = {}
     reasons: dict[str, None] = {}
     finished = {cell["config"] for cell in cells}

@@ -114,16 +114,16 @@ def read_cell(file: Path) -> Cell:
     return cell
 
 
-def read_cells(places: Sequence[Path]) -> list[Cell]:
+def read_cells(paths: Sequence[Path]) -> list[Cell]:
     """Cells from files, folders of such files, and finished runs."""
     cells = []
-    for place in places:
-        if (place / "config.json").exists():
-            cells.append(cell_of(place))
-        elif place.is_dir():
-            cells += [read_cell(file) for file in sorted(place.glob("*.json"))]
+    for path in paths:
+        if (path / "config.json").exists():
+            cells.append(cell_of(path))
+        elif path.is_dir():
+            cells += [read_cell(file) for file in sorted(path.glob("*.json"))]
         else:
-            cells.append(read_cell(place))
+            cells.append(read_cell(path))
     return cells
 
 
@@ -134,8 +134,8 @@ def scores_of(cell: Cell, transform: str | None = None, like: Spec | None = None
     """
     also = cell["also"] or {}
     chosen = cell if transform in (None, cell["eval"]) else also if also.get("eval") == transform else None
-    whole = like is None or like.task == "offline" or str(like.task).startswith("random-")
-    if chosen is None or whole or cell["scenario"] != "offline":
+    one_group = like is None or like.task == "offline" or str(like.task).startswith("random-")
+    if chosen is None or one_group or cell["scenario"] != "offline":
         return chosen
     assert like is not None
     ious = [row["iou"] for row in chosen["per_class"]]
@@ -207,18 +207,18 @@ def _origin(folder: RunFolder, saved: Mapping[str, Any], config: Config) -> dict
     if not start and (folder.path / "environment.json").exists():
         start = folder.read_json("environment.json")[-1]
     trained = [entry for entry in log if entry["event"] == "train"]
-    images = busy = 0.0
+    images = seconds = 0.0
     before: dict[int, int] = {}
     for entry in trained:
         step, iteration = entry["step"], entry["iteration"]
-        some = (iteration - before.get(step, 0)) * config.of_step(step).train.batch_size
+        count = (iteration - before.get(step, 0)) * config.of_step(step).train.batch_size
         before[step] = iteration
-        images += some
-        busy += some / max(entry["images_per_second"], 1e-9)
+        images += count
+        seconds += count / max(entry["images_per_second"], 1e-9)
     return {
         "base": "trained" if any(entry["step"] == 0 for entry in trained) else "taken from the store",
         "seconds": round(seconds_in(log), 1) if log else None,
-        "images_per_second": round(images / busy, 2) if busy else None,
+        "images_per_second": round(images / seconds, 2) if seconds else None,
         "device": start.get("device"),
         "version": start.get("sdrseg"),
         "commit": start.get("commit"),

@@ -23,7 +23,7 @@ from sdrseg.terminal import clock, console, print_json, print_table
 
 
 @dataclass(frozen=True)
-class Given:
+class Options:
     """The common options of `sdrseg run` and `sdrseg tables`: which experiments to run, and how."""
 
     out: Path | None = None
@@ -39,30 +39,28 @@ class Given:
     machines: Machines | None = None
 
 
-def run_study(study: Study, given: Given, read: Callable[..., Study], arguments: Mapping[str, Any]) -> bool:
+def run_study(study: Study, options: Options, read: Callable[..., Study], arguments: Mapping[str, Any]) -> bool:
     """Run or show the chosen experiments of a study; returns whether none failed. `read`: reads it in workers."""
-    if given.keep not in ("all", "last", "none"):
-        raise UsageError(f"--keep-models {given.keep}: use all, last or none.")
-    out = given.out or Path(study.name)
-    data, bases = given.data or study.data, given.bases or study.bases
-    chosen = study.chosen(given.cells, given.only)
-    if given.dry_run:
-        rows = plan(study.experiments, data, finished_cells(out, given.results))
-        show_plan(study, [e.folder for e in chosen], rows, given.json)
+    if options.keep not in ("all", "last", "none"):
+        raise UsageError(f"--keep-models {options.keep}: use all, last or none.")
+    out = options.out or Path(study.name)
+    data, bases = options.data or study.data, options.bases or study.bases
+    chosen = study.chosen(options.cells, options.only)
+    if options.dry_run:
+        rows = plan(study.experiments, data, finished_cells(out, options.results))
+        show_plan(study, [e.folder for e in chosen], rows, options.json)
         return True
-    if (
-        given.machines is None or given.machines.on == "local"
-    ):  # the machines of a cluster may have folders of their own
-        require_data(chosen, data, finished_cells(out, given.results))
-    options: dict[str, Any] = {"data": data, "bases": bases, "results": given.results}
-    options |= {"minutes": given.minutes, "keep": given.keep}
-    if given.machines is not None:
+    if options.machines is None or options.machines.on == "local":  # the machines of a cluster may have other folders
+        require_data(chosen, data, finished_cells(out, options.results))
+    queue: dict[str, Any] = {"data": data, "bases": bases, "results": options.results}
+    queue |= {"minutes": options.minutes, "keep": options.keep}
+    if options.machines is not None:
         folders = tuple(e.folder for e in chosen)
-        what = {"read": read, "arguments": arguments, "out": out, "chosen": folders, "options": options}
-        return start_workers(given.machines, out, what, given.json)
-    outcome = run_queue(chosen, out, **options)
+        worker = {"read": read, "arguments": arguments, "out": out, "chosen": folders, "options": queue}
+        return start_workers(options.machines, out, worker, options.json)
+    outcome = run_queue(chosen, out, **queue)
     if Processes().rank == 0:
-        if given.json:
+        if options.json:
             print_json({"out": str(out), **vars(outcome)})
         else:
             console().print(f"{outcome.sentence()}. Results are in {out / 'results'}", soft_wrap=True)
@@ -71,9 +69,9 @@ def run_study(study: Study, given: Given, read: Callable[..., Study], arguments:
     return not outcome.failed
 
 
-def start_workers(machines: Machines, out: Path, what: Mapping[str, Any], json: bool) -> bool:
+def start_workers(machines: Machines, out: Path, worker: Mapping[str, Any], json: bool) -> bool:
     """Start workers. Waits for those on this machine, but not for those of SLURM."""
-    jobs = submit(make_workers(machines.array, **what), machines, out / "jobs")
+    jobs = submit(make_workers(machines.array, **worker), machines, out / "jobs")
     if machines.on == "slurm":
         names = [str(job.job_id) for job in jobs]
         if json:
@@ -96,7 +94,7 @@ def start_workers(machines: Machines, out: Path, what: Mapping[str, Any], json: 
 
 
 def show_plan(study: Study, chosen: Sequence[str], rows: Sequence[dict[str, Any]], json: bool) -> None:
-    """Show what would run."""
+    """Show the experiments that would run."""
     rows = [row for row in rows if row["name"] in set(chosen)]
     seconds = sum(row["seconds"] or 0 for row in rows if not row["done"])
     if json:
@@ -111,9 +109,9 @@ def show_plan(study: Study, chosen: Sequence[str], rows: Sequence[dict[str, Any]
     console().print(f"{quantity(len(rows), 'experiment')}, about {clock(seconds)} remaining", soft_wrap=True)
 
 
-def run_file(file: Path, given: Given) -> bool:
+def run_file(file: Path, options: Options) -> bool:
     """`sdrseg run`."""
-    return run_study(read_study(file), given, read_study, {"file": file.resolve()})
+    return run_study(read_study(file), options, read_study, {"file": file.resolve()})
 
 
 def read_table(name: str, seeds: Sequence[int], preset: str, settings: Mapping[str, Any]) -> Study:
@@ -142,15 +140,15 @@ def show_table(table: Table, format: str, out: Path | None) -> None:
 
 
 def compare_results(
-    places: Sequence[Path], transform: str | None, reference: str | None, format: str, out: Path | None
+    paths: Sequence[Path], transform: str | None, reference: str | None, format: str, out: Path | None
 ) -> None:
     """`sdrseg compare`."""
-    show_table(compare(read_cells(places), _known(transform), reference), format, out)
+    show_table(compare(read_cells(paths), _known(transform), reference), format, out)
 
 
 def paper_results(
     name: str,
-    given: Given,
+    options: Options,
     *,
     seeds: Sequence[int],
     preset: str,
@@ -162,22 +160,22 @@ def paper_results(
 ) -> bool:
     """`sdrseg tables`: show a table of the paper with our numbers; with `run`, first run missing experiments."""
     arguments: dict[str, Any] = {"name": name, "seeds": seeds, "preset": preset, "settings": settings}
-    well = True
-    if run or given.dry_run:
-        well = run_study(read_table(**arguments), given, read_table, arguments)
-    if not given.dry_run and Processes().rank == 0:
+    succeeded = True
+    if run or options.dry_run:
+        succeeded = run_study(read_table(**arguments), options, read_table, arguments)
+    if not options.dry_run and Processes().rank == 0:
         table = paper_table(name)
-        cells = finished_cells(given.out or Path(name), given.results)
+        cells = finished_cells(options.out or Path(name), options.results)
         grid = experiments_of(table, seeds, preset, settings)
         notes: tuple[str, ...] = ()
         if "uncertain" in table.values:
             from sdrseg.study.activations import with_activations
 
             some = [experiment for row in grid.values() for experiment in row]
-            cells, notes = with_activations(cells, some, given.out or Path(name), given.data)
+            cells, notes = with_activations(cells, some, options.out or Path(name), options.data)
         filled = fill(table, grid, cells, _known(transform))
         show_table(replace(filled, notes=(*filled.notes, *notes)), format, to)
-    return well
+    return succeeded
 
 
 def _known(transform: str | None) -> str | None:
@@ -188,7 +186,7 @@ def _known(transform: str | None) -> str | None:
 
 def draw(
     kind: str,
-    places: Sequence[Path],
+    paths: Sequence[Path],
     out: Path,
     *,
     data: Path | None,
@@ -202,12 +200,12 @@ def draw(
 
     from_results = {"steps": figures.draw_steps, "per-class": figures.draw_classes}
     if kind in from_results:
-        return from_results[kind](read_cells(places), out, dpi)
+        return from_results[kind](read_cells(paths), out, dpi)
     from_models = {"histogram": model_figures.draw_histogram, "latent": model_figures.draw_latent}
     if kind not in ("qualitative", *from_models):
         known = [*from_results, "qualitative", *from_models]
         raise UsageError(f"unknown figure {kind!r}{nearest(kind, known)}")
-    runs, chosen = model_figures.open_runs(places, data, images, ids)
+    runs, chosen = model_figures.open_runs(paths, data, images, ids)
     if kind == "qualitative":
         return qualitative.draw_qualitative(runs, chosen, every_step, out, dpi)
     return from_models[kind](runs, chosen, out, dpi)

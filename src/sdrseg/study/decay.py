@@ -25,7 +25,7 @@ from sdrseg.study.ranges import around, stability_of
 from sdrseg.study.tune import BudgetError, EnoughError, Search, Trial, new_of_step
 
 WITHIN = 0.2
-"""New classes may be learned this share less well than by fine-tuning."""
+"""The score of new classes may be lower than that of fine-tuning by this share."""
 LARGEST, HALVINGS = 8.0, 10
 PLAIN = ("data", "eval", "train", "shapes", "net", "optim", "run")
 """Sections of settings that fine-tuning has in common with every method."""
@@ -34,7 +34,7 @@ STRATEGY = "stability decay (De Lange et al.), step by step"
 
 @dataclass
 class Decay:
-    """A search step by step: its budget, and what was chosen until now."""
+    """A search step by step: its budget, and the values chosen so far."""
 
     search: Search
     trials: int | None = None
@@ -61,10 +61,10 @@ class Decay:
         except EnoughError:
             pass
         except NotFiniteError:
-            found.append(0.0)  # it learns nothing so
+            found.append(0.0)  # nothing is learned with these values
         except InterruptedRunError as error:
             if self.stop_at is None or time.monotonic() < self.stop_at:
-                raise  # the user asked
+                raise  # interrupted by the user
             raise BudgetError("the time is up") from error
         return found[0]
 
@@ -83,20 +83,20 @@ class Decay:
         return float(known["score"])
 
     def _settings(self, method: str) -> dict[str, Any]:
-        """Of the method, what was given and chosen; of fine-tuning, the same without the method's losses."""
+        """For the method, the user's and the chosen settings; for fine-tuning, those without the method's losses."""
         if method == self.search.method:
             return {**self.search.settings, **self.chosen}
         network = {s.key: s.plain for s in self.search.config().settings() if s.key.startswith("net.")}
-        given = {k: v for k, v in self.search.settings.items() if k.split(".")[-2] in PLAIN}
-        return network | given
+        own_settings = {k: v for k, v in self.search.settings.items() if k.split(".")[-2] in PLAIN}
+        return network | own_settings
 
     def choose(self, step: int, rates: Sequence[float], weights: Mapping[str, float]) -> float:
-        """Choose learning rate and stability weights of one step; what fine-tuning scored there."""
+        """Choose learning rate and stability weights of one step; returns the score of fine-tuning."""
         scores = {
             rate: self.trial(step, "learning rate", f"step{step}-lr-{rate:g}", "ft", {"optim.lr": rate})
             for rate in rates
         }
-        rate = max(scores, key=lambda rate: (scores[rate], -rate))  # of equals the smaller one
+        rate = max(scores, key=lambda rate: (scores[rate], -rate))  # of equal scores, the smaller rate
         factor, scaled = LARGEST, dict(weights)
         for _ in range(HALVINGS):
             scaled = {key: float(f"{value * factor:.4g}") for key, value in weights.items()}
@@ -120,30 +120,32 @@ def _of_step(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
 def stability_decay(
     search: Search, trials: int | None = None, minutes: float | None = None, rates: Sequence[float] = ()
 ) -> dict[str, Any]:
-    """The default strategy, within a budget: go on where it ended by the same call with more."""
+    """The default strategy, within a budget. The same call with a larger budget resumes it."""
     if search.oracle:
         raise UsageError("--oracle belongs to a search over ranges: add --search or --range.")
     search.require_new_classes()
     search.claim("stability decay")
     usual = search.config()
     decay = Decay(search, trials, None if minutes is None else time.monotonic() + 60 * minutes)
-    strategy, nothing = STRATEGY, []
+    strategy, unlearned = STRATEGY, []
     try:
         decay.up_to(0, "step0", search.method, search.settings)
         decay.before = search.out / "trials" / "step0"
         steps = len(RunFolder(decay.before).read_json("scenario.json")["steps"])
         for step in range(1, steps):
-            now = rates or around(usual.of_step(step).optim.lr)
-            if decay.choose(step, now, stability_of(usual)) == 0:
-                nothing.append(str(step))
+            candidates = rates or around(usual.of_step(step).optim.lr)
+            if decay.choose(step, candidates, stability_of(usual)) == 0:
+                unlearned.append(str(step))
             search.write(decay.chosen, f"{STRATEGY}, not finished", finished=False)
     except BudgetError:
         done = {key.split(".")[1] for key in decay.chosen}
-        strategy += f", stopped by its budget after {len(done)} steps: the same command with more resumes"
-        return search.write(decay.chosen, strategy, finished=False)
-    if nothing:
-        where = f"step {', '.join(nothing)}"
         strategy += (
-            f"; in {where} fine-tuning learned no new class with any rate, so that choice says nothing: train longer"
+            f", stopped by its budget after {len(done)} steps: run the same command with a larger budget to resume"
+        )
+        return search.write(decay.chosen, strategy, finished=False)
+    if unlearned:
+        where = f"step {', '.join(unlearned)}"
+        strategy += (
+            f"; in {where} fine-tuning learned no new class with any rate, so this choice is arbitrary: train longer"
         )
     return search.write(decay.chosen, strategy)

@@ -24,7 +24,7 @@ from sdrseg.study.grid import Experiment
 
 REFERENCE = {"resnet50": 375.0, "resnet101": 300.0, "toy16": 100.0}
 """Training images per second with SDR, crops of 512 and batches of 8, on one H200 (results/speed); toy16: roughly, for
-crops of 64 on two cores. Used only until a study has results of its own."""
+crops of 64 on two cores. Used only until a study has its own results."""
 SCORED = 400.0
 """Test images per second on one H200."""
 
@@ -109,7 +109,7 @@ def _base(experiment: Experiment) -> str:
 def seconds_of(experiment: Experiment, work: Work, finished: Sequence[Cell] = ()) -> float:
     """The estimated time: at the speed of finished cells with this network, otherwise at the reference speed."""
     net, crop = experiment.config.net, experiment.config.data.crop
-    alike = [
+    speeds = [
         cell["images_per_second"]
         for cell in finished
         if (cell["encoder"], cell["decoder"], cell["crop"]) == (net.encoder, net.decoder, crop)
@@ -117,7 +117,7 @@ def seconds_of(experiment: Experiment, work: Work, finished: Sequence[Cell] = ()
     ]
     side = 64 if net.encoder == "toy16" else 512
     pace = (
-        statistics.median(alike) if alike else REFERENCE.get(net.encoder, REFERENCE["resnet101"]) * (side / crop) ** 2
+        statistics.median(speeds) if speeds else REFERENCE.get(net.encoder, REFERENCE["resnet101"]) * (side / crop) ** 2
     )
     return sum(work.images) / pace + sum(work.scored) / SCORED
 

@@ -33,9 +33,9 @@ from sdrseg.methods.own import file_digest
 from sdrseg.scenario import Spec
 from sdrseg.study.cell import cell_name, config_hash
 
-SIDES = ("spec", "method", "preset", "seed")
-PLACES = ("data", "bases")
-MOST = 10_000
+KEYS = ("spec", "method", "preset", "seed")
+PATHS = ("data", "bases")
+LARGEST = 10_000
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Experiment:
     @property
     def label(self) -> str:
         """A readable name, with the settings that vary."""
-        words = [str(self.spec), self.method, *([self.preset] if self.preset != "default" else [])]
+        parts = [str(self.spec), self.method, *([self.preset] if self.preset != "default" else [])]
         varied = [f"{key}={value}" for key, value in self.varied.items() if key != "train.seed"]
-        return " ".join([*words, *varied, f"seed={self.config.train.seed}"])
+        return " ".join([*parts, *varied, f"seed={self.config.train.seed}"])
 
     @property
     def folder(self) -> str:
@@ -108,29 +108,29 @@ def read_experiment(file: Path) -> tuple[Experiment, Path | None, Path | None]:
     return study.experiments[0], study.data, study.bases
 
 
-def make_study(values: Mapping[str, Any], origin: str, here: Path, name: str) -> Study:
-    """A study from the nested values of a file; `here`: the folder for its relative paths."""
-    shared = {key: value for key, value in values.items() if key not in ("grid", *PLACES)}
-    places = {key: values[key] for key in PLACES if key in values}
-    if isinstance(places.get("data"), Mapping):  # the section, with the folder in it
-        shared["data"] = {key: value for key, value in places["data"].items() if key != "path"}
-        places["data"] = places["data"].get("path")
+def make_study(values: Mapping[str, Any], origin: str, folder: Path, name: str) -> Study:
+    """A study from the nested values of a file; `folder`: the folder for its relative paths."""
+    shared = {key: value for key, value in values.items() if key not in ("grid", *PATHS)}
+    paths = {key: values[key] for key in PATHS if key in values}
+    if isinstance(paths.get("data"), Mapping):  # the section, with the folder in it
+        shared["data"] = {key: value for key, value in paths["data"].items() if key != "path"}
+        paths["data"] = paths["data"].get("path")
     grids = values.get("grid", [{}])
     if not (isinstance(grids, list) and grids and all(isinstance(grid, Mapping) for grid in grids)):
         raise UsageError(f"{origin}: write several grids as [[grid]], each with its own keys below.")
     for grid in grids:
-        if wrong := [key for key in PLACES if isinstance(grid.get(key), str)]:
+        if wrong := [key for key in PATHS if isinstance(grid.get(key), str)]:
             raise UsageError(f"{origin}: {wrong[0]} applies to the whole file; write it above the first [[grid]].")
-    sides = [_sides({**shared, **_merged(shared, grid)}, origin) for grid in grids]
-    if (size := sum(_size(side) for side in sides)) > MOST:
-        raise UsageError(f"{origin}: {size:,} experiments, more than {MOST:,}. Shorten its lists.")
-    points = [dict(point) for side in sides for point in _points(side)]
+    dimensions = [_dimensions({**shared, **_merged(shared, grid)}, origin) for grid in grids]
+    if (size := sum(_size(dimension) for dimension in dimensions)) > LARGEST:
+        raise UsageError(f"{origin}: {size:,} experiments, more than {LARGEST:,}. Shorten its lists.")
+    points = [dict(point) for dimension in dimensions for point in _points(dimension)]
     keys = sorted({key for point in points for key in point})
     varied = [key for key in keys if "." in key and len({json.dumps(p.get(key)) for p in points}) > 1]
-    experiments = [make_experiment(point, varied, origin, here) for point in points]
+    experiments = [make_experiment(point, varied, origin, folder) for point in points]
     unique = {e.hash: e for e in experiments}  # a file may contain an experiment twice
-    found = {key: _place(places.get(key), key, origin, here) for key in PLACES}
-    return Study(name, tuple(unique.values()), **found)
+    found_paths = {key: _path(paths.get(key), key, origin, folder) for key in PATHS}
+    return Study(name, tuple(unique.values()), **found_paths)
 
 
 def _merged(shared: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,46 +140,46 @@ def _merged(shared: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _sides(values: Mapping[str, Any], origin: str) -> dict[str, list[Any]]:
+def _dimensions(values: Mapping[str, Any], origin: str) -> dict[str, list[Any]]:
     """The list of values of each key ("method", "train.epochs")."""
     sections = {name: kind for name, kind in typing.get_type_hints(Config).items() if name not in ("own", "step")}
-    sides: dict[str, list[Any]] = {}
+    dimensions: dict[str, list[Any]] = {}
     for key, value in values.items():
-        if key in SIDES:
-            sides[key] = value if isinstance(value, list) else [value]
+        if key in KEYS:
+            dimensions[key] = value if isinstance(value, list) else [value]
         elif isinstance(value, Mapping):
             hints = typing.get_type_hints(sections[key]) if key in sections else {}
             known = {f.name for f in fields(sections[key])} if key in sections else set()
             for name, chosen in flat(value) if key == "step" else value.items():
                 pair = name in known and typing.get_origin(hints[name]) is tuple
                 one = not isinstance(chosen, list) or (pair and not any(isinstance(item, list) for item in chosen))
-                sides[f"{key}.{name}"] = [chosen] if one else chosen
+                dimensions[f"{key}.{name}"] = [chosen] if one else chosen
         else:
-            raise UsageError(f"{origin}: unknown key {key}{nearest(key, [*SIDES, *PLACES, *sections, 'step'])}")
+            raise UsageError(f"{origin}: unknown key {key}{nearest(key, [*KEYS, *PATHS, *sections, 'step'])}")
     for key in ("spec", "method"):
-        if key not in sides:
+        if key not in dimensions:
             raise UsageError(f'{origin}: {key} is missing. Add {key} = "…" (or a list).')
-    if empty := [key for key, chosen in sides.items() if not chosen]:
+    if empty := [key for key, chosen in dimensions.items() if not chosen]:
         raise UsageError(f"{origin}: {empty[0]} = [] leaves nothing to run.")
-    return sides
+    return dimensions
 
 
-def _size(sides: Mapping[str, Sequence[Any]]) -> int:
+def _size(dimensions: Mapping[str, Sequence[Any]]) -> int:
     size = 1
-    for values in sides.values():
+    for values in dimensions.values():
         size *= len(values)
     return size
 
 
-def _points(sides: Mapping[str, Sequence[Any]]) -> Iterator[list[tuple[str, Any]]]:
+def _points(dimensions: Mapping[str, Sequence[Any]]) -> Iterator[list[tuple[str, Any]]]:
     """All combinations. Seeds vary slowest, so that a whole comparison is finished early; then scenarios, settings,
     methods."""
-    first = sorted(sides, key=lambda key: ["seed", "spec", "preset", key, "method"].index(key))
-    for values in itertools.product(*(sides[key] for key in first)):
+    first = sorted(dimensions, key=lambda key: ["seed", "spec", "preset", key, "method"].index(key))
+    for values in itertools.product(*(dimensions[key] for key in first)):
         yield list(zip(first, values, strict=True))
 
 
-def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str, here: Path) -> Experiment:
+def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str, folder: Path) -> Experiment:
     """The experiment at one point of a grid: values by "spec", "method", "preset", "seed" and "section.key"."""
     for key in ("spec", "method", "preset"):
         if not isinstance(point.get(key, ""), str):
@@ -188,12 +188,12 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
     if "seed" in point:
         settings["train.seed"] = point["seed"]
     weights = settings.get("net.weights")
-    if isinstance(weights, str) and (here / weights).is_file():
-        settings["net.weights"] = str(here / weights)
+    if isinstance(weights, str) and (folder / weights).is_file():
+        settings["net.weights"] = str(folder / weights)
     preset = point.get("preset", "default")
     try:
-        spec = read_spec(_found(point["spec"], here))
-        method = resolve_method(_found(point["method"], here))
+        spec = read_spec(_next_to(point["spec"], folder))
+        method = resolve_method(_next_to(point["method"], folder))
         layers = method_layers(method, preset, spec.task, spec.source)
     except UsageError as error:
         raise UsageError(f"{origin}: {error}") from error
@@ -207,16 +207,16 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
     return Experiment(spec, method, preset, config, settings, {key: settings.get(key) for key in varied})
 
 
-def _found(text: str, here: Path) -> str:
-    """A custom FILE.py is searched next to the file of experiments."""
+def _next_to(text: str, folder: Path) -> str:
+    """The path of a custom FILE.py next to the file of experiments, if it exists there."""
     name = text.partition(".py")[0] + ".py"
-    return str(here / text) if ".py" in text and (here / name).is_file() else text
+    return str(folder / text) if ".py" in text and (folder / name).is_file() else text
 
 
-def _place(value: Any, key: str, origin: str, here: Path) -> Path | None:
+def _path(value: Any, key: str, origin: str, folder: Path) -> Path | None:
     if value is not None and not isinstance(value, str):
         raise UsageError(f"{origin}: {key} = {value!r} is not the path of a folder.")
-    return None if value is None else here / Path(value).expanduser()
+    return None if value is None else folder / Path(value).expanduser()
 
 
 def parse_numbers(text: str, option: str) -> list[int]:
@@ -224,7 +224,7 @@ def parse_numbers(text: str, option: str) -> list[int]:
     numbers: set[int] = set()
     for part in text.split(","):
         span = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part, re.ASCII)
-        if span is None or not (some := range(int(span[1]), int(span[2] or span[1]) + 1)) or len(some) > MOST:
+        if span is None or not (some := range(int(span[1]), int(span[2] or span[1]) + 1)) or len(some) > LARGEST:
             raise UsageError(f"{option} {text}: write numbers such as 1-5,8.")
         numbers.update(some)
     return sorted(numbers)
@@ -238,5 +238,5 @@ def _numbers(text: str, last: int) -> list[int]:
 
 
 def _matches(experiment: Experiment, pattern: str) -> bool:
-    words = experiment.label.split()
-    return fnmatchcase(experiment.label, pattern) or any(fnmatchcase(word, pattern) for word in words)
+    parts = experiment.label.split()
+    return fnmatchcase(experiment.label, pattern) or any(fnmatchcase(part, pattern) for part in parts)

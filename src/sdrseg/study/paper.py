@@ -45,8 +45,8 @@ class PaperTable:
 
     def printed(self, row: Row, column: str) -> dict[str, float]:
         """The paper's numbers by score."""
-        place = self.columns.index(column)
-        numbers = row.paper[place] if place < len(row.paper) else ()
+        index = self.columns.index(column)
+        numbers = row.paper[index] if index < len(row.paper) else ()
         return {name: n for name, n in zip(self.values, numbers, strict=False) if not math.isnan(n)}
 
 

@@ -54,19 +54,19 @@ class QueueDisplay(TrainingDisplay):
     """The display of a run, with the queue above it."""
 
     def __init__(self, total: int, active: bool) -> None:
-        self._head, self._total, self._number, self._name = Text("the queue"), total, 0, ""
-        self._later = self._begun = self._expected = 0.0
-        super().__init__(0, active, self._head)
+        self._header, self._total, self._number, self._name = Text("the queue"), total, 0, ""
+        self._later = self._start = self._expected = 0.0
+        super().__init__(0, active, self._header)
 
     def begin(self, number: int, experiment: Experiment, steps: int, expected: float, later: float) -> None:
         """Start an experiment; `expected` and `later`: estimated seconds for it and for those after it."""
         self._number, self._name, self._expected, self._later = number, experiment.label, expected, later
-        self._begun, self._step, self._steps = time.monotonic(), -1, steps
+        self._start, self._step, self._steps = time.monotonic(), -1, steps
         super().say(f"[{number}/{self._total}] {experiment.label}, about {clock(expected + later)} left in all")
 
     def update(self, entry: dict[str, Any]) -> None:
-        left = self._later + max(self._expected - (time.monotonic() - self._begun), 0)
-        self._head.plain = f"{self._number}/{self._total} {self._name}: about {clock(left)} left in all"
+        left = self._later + max(self._expected - (time.monotonic() - self._start), 0)
+        self._header.plain = f"{self._number}/{self._total} {self._name}: about {clock(left)} left in all"
         super().update(entry)
 
 
@@ -107,7 +107,7 @@ def run_queue(
     queue = [e for e in experiments if e.hash not in done]
     rows = {row["name"]: row for row in plan(experiments, data, cells)}
     expected = {name: row["seconds"] or 0.0 for name, row in rows.items()}
-    spent = foreseen = 0.0  # measured and estimated time so far, to correct the estimates
+    spent = estimated = 0.0  # measured and estimated time so far, to correct the estimates
     display = display or QueueDisplay(len(queue), Processes().rank == 0)
     images = ImagePool(whole=True)
     stop_at = None if minutes is None else time.monotonic() + 60 * minutes
@@ -119,15 +119,15 @@ def run_queue(
         if stop_at is not None and time.monotonic() > stop_at:
             outcome.left += [e.label for e in queue[number:]]
             break
-        pace = spent / foreseen if foreseen else 1.0
+        pace = spent / estimated if estimated else 1.0
         later = pace * sum(expected[e.folder] for e in queue[number + 1 :])
         steps = rows[experiment.folder]["steps"] or 0
         display.begin(number + 1, experiment, steps, pace * expected[experiment.folder], later)
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             _run(experiment, out, data, bases, keep, display, images, stop_at)
             outcome.finished.append(label)
-            spent, foreseen = spent + time.monotonic() - begun, foreseen + expected[experiment.folder]
+            spent, estimated = spent + time.monotonic() - start, estimated + expected[experiment.folder]
         except RunInUseError:
             outcome.elsewhere.append(label)
         except InterruptedRunError:

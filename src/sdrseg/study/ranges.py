@@ -25,18 +25,18 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Range:
-    """The values of one setting: numbers from `low` to `high`, or a choice of words."""
+    """The values of one setting: numbers from `low` to `high`, or some choices."""
 
     key: str
     low: float = 0.0
     high: float = 0.0
     log: bool = False
     whole: bool = False
-    words: tuple[Any, ...] = ()
+    choices: tuple[Any, ...] = ()
 
     def suggest(self, trial: Any) -> Any:
-        if self.words:
-            return trial.suggest_categorical(self.key, self.words)
+        if self.choices:
+            return trial.suggest_categorical(self.key, self.choices)
         if self.whole:
             return trial.suggest_int(self.key, int(self.low), int(self.high), log=self.log)
         return trial.suggest_float(self.key, self.low, self.high, log=self.log)
@@ -49,16 +49,16 @@ def parse_range(text: str) -> Range:
     if key not in kinds:
         raise UsageError(f"--range {text}: unknown setting {key}{nearest(key, list(kinds))}")
     if not equals or not values:
-        raise UsageError(f"--range {text}: write {key}=LOW:HIGH, {key}=LOW:HIGH:log or {key}=WORD|WORD.")
+        raise UsageError(f"--range {text}: write {key}=LOW:HIGH, {key}=LOW:HIGH:log or {key}=VALUE|VALUE.")
     if "|" in values:
-        words: tuple[Any, ...] = tuple(values.split("|"))
+        choices: tuple[Any, ...] = tuple(values.split("|"))
         if kinds[key] in (int, float):
-            words = tuple(_number(word, text) for word in words)
-        return Range(key, words=words)
+            choices = tuple(_number(choice, text) for choice in choices)
+        return Range(key, choices=choices)
     parts = values.split(":")
     log = parts[2:] == ["log"]
     if len(parts) != 2 + log or kinds[key] not in (int, float):
-        raise UsageError(f"--range {text}: write {key}=LOW:HIGH, {key}=LOW:HIGH:log or {key}=WORD|WORD.")
+        raise UsageError(f"--range {text}: write {key}=LOW:HIGH, {key}=LOW:HIGH:log or {key}=VALUE|VALUE.")
     low, high = (_number(part, text) for part in parts[:2])
     if not low < high or (log and low <= 0):
         raise UsageError(f"--range {text}: LOW must be below HIGH, and above 0 with log.")

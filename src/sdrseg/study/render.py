@@ -19,11 +19,11 @@ STYLES = {0: "", 1: "bold", 2: "underline"}
 def to_markdown(table: Table) -> str:
     parts = [f"**{table.title}**" if table.title else ""]
     for block in table.blocks:
-        heads, rows = _rows(block, _marked_in_markdown)
-        rule = ["---", *("---:" for _ in heads[1:])]
-        lines = [f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows)]
+        headers, rows = _rows(block, _marked_in_markdown)
+        rule = ["---", *("---:" for _ in headers[1:])]
+        lines = [f"| {' | '.join(cells)} |" for cells in (headers, rule, *rows)]
         parts.append(f"{block.title}\n\n" + "\n".join(lines))
-    return "\n\n".join(filter(None, [*parts, *_ends(table)])) + "\n"
+    return "\n\n".join(filter(None, [*parts, *_notes(table)])) + "\n"
 
 
 def to_csv(table: Table) -> str:
@@ -50,8 +50,8 @@ def to_latex(table: Table) -> str:
     width = [len(block.values) for block in blocks]
     lines = [r"% needs \usepackage{booktabs}", r"\begin{tabular}{l" + "".join(" " + "r" * w for w in width) + "}"]
     lines.append(r"\toprule")
-    heads = " & ".join(rf"\multicolumn{{{w}}}{{c}}{{{_tex(b.title)}}}" for w, b in zip(width, blocks, strict=True))
-    lines.append(f" & {heads} \\\\")
+    headers = " & ".join(rf"\multicolumn{{{w}}}{{c}}{{{_tex(b.title)}}}" for w, b in zip(width, blocks, strict=True))
+    lines.append(f" & {headers} \\\\")
     first = 2
     rules = []
     for w in width:
@@ -70,47 +70,47 @@ def to_latex(table: Table) -> str:
         if any(paper):
             lines.append(rf"\quad\textit{{paper}} & {' & '.join(paper)} \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += [f"% {_tex(note)}" for note in _ends(table)]
+    lines += [f"% {_tex(note)}" for note in _notes(table)]
     return "\n".join(lines) + "\n"
 
 
 def to_terminal(table: Table) -> RenderableType:
     parts: list[RenderableType] = [Text(table.title, style="bold")] if table.title else []
     for block in table.blocks:
-        heads, _ = _rows(block, lambda value: "")
+        headers, _ = _rows(block, lambda value: "")
         shown = RichTable(title=Text(block.title), title_justify="left", header_style="bold")
-        for number, head in enumerate(heads):
-            shown.add_column(head, justify="right" if number else "left")
+        for number, header in enumerate(headers):
+            shown.add_column(header, justify="right" if number else "left")
         for line in block.lines:
             cells = [Text(line.name)]
             for value in line.values:
                 text = value.ours.text() if value.ours else "–"
                 cells.append(Text(text, style=STYLES[value.rank]))
                 if _has_paper(block):
-                    cells += [Text(part) for part in _beside(value)]
+                    cells += [Text(part) for part in _paper_cells(value)]
             shown.add_row(*cells)
         parts.append(shown)
-    return Group(*parts, *(Text(end) for end in _ends(table)))
+    return Group(*parts, *(Text(note) for note in _notes(table)))
 
 
 def _rows(block: Block, marked: Callable[[Value], str]) -> tuple[list[str], list[list[str]]]:
-    heads, paper = [""], _has_paper(block)
+    headers, paper = [""], _has_paper(block)
     for name in block.values:
-        heads += [name, "paper", "difference"] if paper else [name]
+        headers += [name, "paper", "difference"] if paper else [name]
     rows = []
     for line in block.lines:
         row = [_plain(line.name).replace("|", "\\|")]
         for value in line.values:
-            row += [marked(value), *_beside(value)] if paper else [marked(value)]
+            row += [marked(value), *_paper_cells(value)] if paper else [marked(value)]
         rows.append(row)
-    return heads, rows
+    return headers, rows
 
 
 def _has_paper(block: Block) -> bool:
     return any(value.paper is not None for line in block.lines for value in line.values)
 
 
-def _beside(value: Value) -> list[str]:
+def _paper_cells(value: Value) -> list[str]:
     paper = "–" if value.paper is None else f"{value.paper:.1f}" + ("!" if value.misprint else "")
     return [paper, "–" if value.difference is None else f"{value.difference:+.1f}"]
 
@@ -150,10 +150,10 @@ def _plain(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _ends(table: Table) -> list[str]:
+def _notes(table: Table) -> list[str]:
     """The lines below a table."""
-    ends = list(table.notes)
+    notes = list(table.notes)
     if table.missing:
         some = "; ".join(table.missing[:5]) + ("; …" if len(table.missing) > 5 else "")
-        ends.append(f"Missing: {quantity(len(table.missing), 'run')} ({some}).")
-    return ends
+        notes.append(f"Missing: {quantity(len(table.missing), 'run')} ({some}).")
+    return notes

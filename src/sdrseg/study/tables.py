@@ -1,4 +1,4 @@
-"""The contents of tables of results; render.py prints them."""
+"""The contents of result tables; render.py prints them."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def fill(table: PaperTable, grid: Grid, cells: Sequence[Cell], transform: str | 
     """A table of the paper with our numbers."""
     by_hash = {cell["config"]: cell for cell in cells}
     found = {
-        place: [by_hash[experiment.hash] for experiment in some if experiment.hash in by_hash]
-        for place, some in grid.items()
+        key: [by_hash[experiment.hash] for experiment in some if experiment.hash in by_hash]
+        for key, some in grid.items()
     }
     missing = {e.label: None for some in grid.values() for e in some if e.hash not in by_hash}
     return paper_form(table, found, transform, tuple(missing))
@@ -81,7 +81,7 @@ def paper_form(
     notes = [f"{row.name}: {row.note}." for row in table.rows if row.note]
     for row in table.rows:
         notes += [
-            f"misprint in the paper: {row.name}, {place}; {right} fits." for place, right in row.misprints.items()
+            f"misprint in the paper: {row.name}, {key}; {correct} fits." for key, correct in row.misprints.items()
         ]
     scored = {cell["scored_on"] for cells in found.values() for cell in cells} - {TEST_IMAGES}
     notes += [f"Ours is scored on {what}." for what in sorted(scored)]
@@ -126,8 +126,8 @@ def _per_class(
         Line(one["name"], tuple(value for line in marked for value in line.values[2 * n : 2 * n + 2]))
         for n, one in enumerate(classes)
     ]
-    heads = tuple(f"{row.name} {kind}" for row in rows for kind in ("IoU", "accuracy"))
-    return Block(column, heads, tuple(lines))
+    headers = tuple(f"{row.name} {kind}" for row in rows for kind in ("IoU", "accuracy"))
+    return Block(column, headers, tuple(lines))
 
 
 def ranked(lines: Sequence[Line], names: Sequence[str] = ()) -> tuple[Line, ...]:

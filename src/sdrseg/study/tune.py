@@ -26,7 +26,7 @@ from sdrseg.metrics import StepScore, mean_of
 from sdrseg.study.ranges import Range
 
 HOLDOUT = 0.2
-ORACLE = "ORACLE: scored on held-out images of all steps with all labels, which no method without old images has"
+ORACLE = "ORACLE: scored on held-out images of all steps with all labels, which a method without old images lacks"
 OWN = "scored on held-out images of each step with the labels of that step"
 
 
@@ -68,7 +68,7 @@ class Search:
 
     def require_new_classes(self) -> None:
         if read_spec(self.spec).task == "offline":
-            raise UsageError(f"{self.spec} has one step. Tuning needs a scenario in which new classes come.")
+            raise UsageError(f"{self.spec} has one step. Tuning needs a scenario with later steps.")
 
     def claim(self, strategy: str) -> None:
         """Note in the folder what is searched there; raise an error if it belongs to another search."""
@@ -102,15 +102,15 @@ class Search:
     ) -> Path:
         """Train with some values; a repeated call resumes the run. Returns its folder."""
         scope = "all" if self.oracle else "step"
-        held = {"train.holdout": HOLDOUT, "train.holdout_scope": scope}
-        place = self.out / "trials" / folder
+        holdout = {"train.holdout": HOLDOUT, "train.holdout_scope": scope}
+        run_folder = self.out / "trials" / folder
         train(
             self.spec,
             method,
-            place,
+            run_folder,
             data=self.data,
             preset=self.preset,
-            settings={**values, **held},
+            settings={**values, **holdout},
             bases=self.bases,
             display=self.display(),
             images=self.images,
@@ -118,10 +118,10 @@ class Search:
             stop_at=stop_at,
             begin_with=begin_with,
         )
-        return place
+        return run_folder
 
     def write(self, chosen: Mapping[str, Any], strategy: str, finished: bool = True) -> dict[str, Any]:
-        """Keep the chosen values and the evidence in tune.json."""
+        """Write the chosen values and all trials to tune.json."""
         result = {
             "spec": self.spec,
             "method": self.method,
@@ -139,7 +139,7 @@ class Search:
 
 
 def new_of_step(score: StepScore, before: int) -> float:
-    """The mIoU in per cent of the classes that a step brings; `before`: the number of channels of the step before.
+    """The mIoU in per cent of the new classes of a step; `before`: the number of channels of the step before.
 
     Those of other steps after step 0 count as new too in a run's scores, and have labels in the sequential protocol.
     """
@@ -153,19 +153,19 @@ def search_ranges(
     steps of the mIoU on held-out images: of the new classes or, with the oracle, of all classes."""
     optuna = _optuna()
     if trials is None and minutes is None:
-        raise UsageError("Say how long to search: --trials NUMBER or --minutes MINUTES.")
+        raise UsageError("Limit the search with --trials NUMBER or --minutes MINUTES.")
     search.require_new_classes()
 
     def objective(trial: Any) -> float:
         values = {one.key: one.suggest(trial) for one in ranges}
-        seen: list[float] = []
+        scores: list[float] = []
         channels = [0]  # after each step
 
         def after(score: StepScore) -> None:
             if score.step > 0:
                 found = 100 * (score.miou()["all"] or 0.0) if search.oracle else new_of_step(score, channels[-1])
-                seen.append(found)
-                trial.report(sum(seen) / len(seen), score.step)
+                scores.append(found)
+                trial.report(sum(scores) / len(scores), score.step)
                 if trial.should_prune():
                     raise EnoughError("pruned")
             channels.append(len(score.names))
@@ -176,7 +176,7 @@ def search_ranges(
             raise optuna.TrialPruned from error
         except NotFiniteError:
             return 0.0
-        return sum(seen) / len(seen)
+        return sum(scores) / len(scores)
 
     search.claim("ranges")
     backend = optuna.storages.journal.JournalFileBackend(str(search.out / "journal.log"))
@@ -188,11 +188,11 @@ def search_ranges(
         direction="maximize",
         load_if_exists=True,
     )
-    ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    if trials is None or len(study.get_trials(states=ended)) < trials:
-        enough = [] if trials is None else [optuna.study.MaxTrialsCallback(trials, ended)]  # of all processes together
-        study.optimize(objective, timeout=None if minutes is None else 60 * minutes, callbacks=enough)
-    done = study.get_trials(states=ended)
+    end_states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    if trials is None or len(study.get_trials(states=end_states)) < trials:
+        limit = [] if trials is None else [optuna.study.MaxTrialsCallback(trials, end_states)]  # over all processes
+        study.optimize(objective, timeout=None if minutes is None else 60 * minutes, callbacks=limit)
+    done = study.get_trials(states=end_states)
     pruned = [trial for trial in done if trial.state == optuna.trial.TrialState.PRUNED]
     if len(done) == len(pruned):
         raise SdrsegError("No trial finished. Give the search more time.")
