@@ -435,8 +435,8 @@ def test_models_that_are_none(sdrseg, trained):
     ("words", "message"),
     [
         (["--tile", 8], "too small"),
-        (["--tile", 64, "--overlap", 40], "give 0 to 32"),
-        (["--overlap", -1], "give 0 to"),
+        (["--tile", 64, "--overlap", 40], "use 0 to 32"),
+        (["--overlap", -1], "use 0 to"),
         (["--batch-size", 0], "at least 1"),
         (["--max-pixels", 0], "at least 1"),
     ],

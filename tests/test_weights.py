@@ -192,7 +192,9 @@ def test_whole_network_of_another_decoder(tmp_path, whole):
 
 def test_classifier_of_another_size(tmp_path, whole):
     save_file(whole, tmp_path / "net.safetensors")
-    said = r"its classifier has 4 classes and this network 6.*take the tensors classifier\.weight and classifier\.bias"
+    said = (
+        r"its classifier has 4 classes and this network 6.*remove the tensors classifier\.weight and classifier\.bias"
+    )
     refused(fresh(classes=6), tmp_path / "net.safetensors", said)
 
 

@@ -45,7 +45,7 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
+_MODULES = {
     "From": "sdrseg.methods.base",
     "Method": "sdrseg.methods",
     "Model": "sdrseg.predict",
@@ -68,11 +68,11 @@ _HOMES = {
 if not TYPE_CHECKING:  # type checkers know the names from the imports above, and no others
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module 'sdrseg' has no attribute {name!r}")
-        module, _, there = _HOMES[name].partition(":")
-        return getattr(import_module(module), there or name)
+        module, _, attribute = _MODULES[name].partition(":")
+        return getattr(import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])

@@ -12,7 +12,7 @@ Colour = tuple[int, int, int]
 Floats = NDArray[np.float64]
 
 LINES = ("#0072b2", "#d55e00", "#009e73", "#a0569b", "#56b4e9", "#e69f00")
-"""Of runs in charts, after Okabe and Ito; beyond six runs, dashes and markers distinguish them."""
+"""Colours of runs in charts, after Okabe and Ito; beyond six runs, dashes and markers distinguish them."""
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2 1 2")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "ring")
 
@@ -29,22 +29,22 @@ _DEUTAN = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.
 @cache
 def colour_table() -> NDArray[np.uint8]:
     """(256, 3) by class id: background black, then Okabe and Ito's, then always the one farthest from the others; 255,
-    what is not scored, is white.
+    not scored, is white.
 
-    Farthest as seen with normal vision and without red or green cones, whichever is nearest, the latter counted twice
-    as far (without a kind of cone all colours lie nearer). A class has the same colour at every step, everywhere.
+    The distance is the smallest over normal vision and vision without red or green cones; the latter two count double,
+    because colours differ less there. A class has the same colour at every step and everywhere.
     """
     levels = np.linspace(0, 255, 11).round()
     grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), -1).reshape(-1, 3)
-    seen = _as_seen(grid)
-    usable = (seen[0, :, 0] > 0.45) & (seen[0, :, 0] < 0.93)
-    grid, seen = grid[usable], seen[:, usable]
+    appearance = _appearance(grid)
+    usable = (appearance[0, :, 0] > 0.45) & (appearance[0, :, 0] < 0.93)
+    grid, appearance = grid[usable], appearance[:, usable]
     chosen = [BACKGROUND, *_FIRST]
-    distance = _apart(seen, _as_seen(np.array([*chosen, NOT_SCORED], np.float64))).min(axis=1)
+    distance = _distances(appearance, _appearance(np.array([*chosen, NOT_SCORED], np.float64))).min(axis=1)
     while len(chosen) < 255:
         best = int(np.argmax(distance))
         chosen.append((int(grid[best, 0]), int(grid[best, 1]), int(grid[best, 2])))
-        distance = np.minimum(distance, _apart(seen, seen[:, best : best + 1])[:, 0])
+        distance = np.minimum(distance, _distances(appearance, appearance[:, best : best + 1])[:, 0])
     table = np.array([*chosen, NOT_SCORED], np.uint8)
     table.flags.writeable = False
     return table
@@ -56,17 +56,17 @@ def class_colours(ids: Sequence[int]) -> tuple[Colour, ...]:
     return tuple((red, green, blue) for red, green, blue in rows)
 
 
-def _as_seen(rgb: Floats) -> Floats:
+def _appearance(rgb: Floats) -> Floats:
     """(3, N, 3): the colours in OKLab with normal vision, and without red or green cones."""
     linear = _linear(rgb)
     return np.stack([_oklab(linear), *(_oklab((linear @ np.array(m).T).clip(0, 1)) for m in (_PROTAN, _DEUTAN))])
 
 
-def _apart(a: Floats, b: Floats) -> Floats:
+def _distances(a: Floats, b: Floats) -> Floats:
     """(N, M): the smallest distance over the three kinds of vision."""
     weight = np.array([1.0, 2.0, 2.0])[:, None, None]
-    apart: Floats = (weight * np.linalg.norm(a[:, :, None] - b[:, None], axis=-1)).min(axis=0)
-    return apart
+    distances: Floats = (weight * np.linalg.norm(a[:, :, None] - b[:, None], axis=-1)).min(axis=0)
+    return distances
 
 
 def _linear(rgb: Floats) -> Floats:
@@ -75,7 +75,7 @@ def _linear(rgb: Floats) -> Floats:
 
 
 def _oklab(linear: Floats) -> Floats:
-    """Björn Ottosson's OKLab, in which distances are about what one sees."""
+    """Björn Ottosson's OKLab, in which distances match perceived differences."""
     to_cones = np.array(
         [[0.4122215, 0.5363325, 0.0514460], [0.2119035, 0.6806995, 0.1073970], [0.0883025, 0.2817188, 0.6299787]]
     )
@@ -101,9 +101,9 @@ def contrast(a: Colour, b: Colour) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def text_on(ground: Colour) -> str:
-    """Black or white, whichever can be read better."""
-    return "#000" if contrast((0, 0, 0), ground) >= contrast((255, 255, 255), ground) else "#fff"
+def text_on(background: Colour) -> str:
+    """Black or white, whichever has more contrast."""
+    return "#000" if contrast((0, 0, 0), background) >= contrast((255, 255, 255), background) else "#fff"
 
 
 _SHADES = np.array(
@@ -115,7 +115,7 @@ _WARM = np.array([(255, 248, 240), (254, 222, 184), (253, 184, 124), (247, 139, 
 def shade(share: float, warm: bool = False) -> Colour:
     """From white (0) to dark blue (1), or to dark orange."""
     scale = _WARM if warm else _SHADES
-    place = min(1.0, max(0.0, share)) * (len(scale) - 1)
-    low = min(int(place), len(scale) - 2)
-    mixed = scale[low] + (place - low) * (scale[low + 1] - scale[low])
+    position = min(1.0, max(0.0, share)) * (len(scale) - 1)
+    low = min(int(position), len(scale) - 2)
+    mixed = scale[low] + (position - low) * (scale[low + 1] - scale[low])
     return (round(mixed[0]), round(mixed[1]), round(mixed[2]))

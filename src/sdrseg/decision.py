@@ -2,7 +2,7 @@
 
 softmax      classes exclude each other: softmax over all channels
 sigmoid      a binary decision per class; background where all are negative, regardless of channel 0
-sigmoid_all  one yes or no for each channel, background included (LwF-MC)
+sigmoid_all  a binary decision per channel, background included (LwF-MC)
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def decide(logits: Tensor, decision: Decision, dim: int = 1) -> Tensor:
 def probabilities(logits: Tensor, decision: Decision, dim: int = 1) -> Tensor:
     """The probability of each channel; the largest is the decision. Only those of a softmax sum to 1.
 
-    sigmoid: that of background is 1 − the largest of the classes, so it is at least ½ where no class says yes. It is
-    not Π(1 − σ), which would fall with the number of classes and could be the largest where a class says yes.
+    sigmoid: that of background is 1 − the largest of the classes, so it is at least ½ where no class is positive. It
+    is not Π(1 − σ), which would fall with the number of classes and could be the largest where a class is positive.
     """
     if decision == "softmax":
         return logits.softmax(dim)
@@ -46,9 +46,9 @@ def probabilities(logits: Tensor, decision: Decision, dim: int = 1) -> Tensor:
     return torch.cat([background, classes], dim)
 
 
-def read_decision(value: Any, where: object) -> Decision:
-    """A decision that a file names."""
+def read_decision(value: Any, origin: object) -> Decision:
+    """The decision named in a file."""
     if value not in get_args(Decision):
-        raise SdrsegError(f"{where}: decision {value!r} is none of {', '.join(get_args(Decision))}.")
+        raise SdrsegError(f"{origin}: decision {value!r} is none of {', '.join(get_args(Decision))}.")
     found: Decision = value
     return found

@@ -35,15 +35,15 @@ def run_demo(out: Path, json: bool) -> None:
     """Train a base, add classes to it with three methods, print the results and write a report."""
     require_free(out)
     make_fabric(load_config("shapes"))  # sets up the processes, so that each knows its rank
-    screen = console(stderr=True)
-    screen.quiet = Processes().rank > 0
-    screen.print(f"{SPEC}: a network learns 8 classes of generated shapes, then 2 more without labels for the first 8.")
+    stderr = console(stderr=True)
+    stderr.quiet = Processes().rank > 0
+    stderr.print(f"{SPEC}: a network learns 8 classes of generated shapes, then 2 more without labels for the first 8.")
     outcomes = {}
     for method, name in METHODS.items():
-        screen.print(f"\n{name} ({method})")
+        stderr.print(f"\n{name} ({method})")
         summary = train(SPEC, method, out / method, bases=out / "bases")
         outcomes[method] = _outcome(summary)
-    if screen.quiet:
+    if stderr.quiet:
         return
     page, notes = write_report([out / method for method in METHODS], out / "report.html", None)
     sentence = verdict(outcomes)
@@ -51,9 +51,9 @@ def run_demo(out: Path, json: bool) -> None:
         figures = {method: outcome._asdict() for method, outcome in outcomes.items()}
         print_json({"spec": SPEC, "miou": figures, "verdict": sentence, "report": str(page), "notes": notes})
         return
-    heads = ["method", "old classes before", "old classes after", "new classes", "all classes"]
+    headers = ["method", "old classes before", "old classes after", "new classes", "all classes"]
     rows = [[METHODS[m], *(f"{v:.1f}" for v in outcome)] for m, outcome in outcomes.items()]
-    print_table("mIoU on test images, in per cent", heads, rows)
+    print_table("mIoU on test images, in per cent", headers, rows)
     lines = [sentence, f"Report with pictures: {page}", *(f"note: {note}" for note in notes)]
     for line in lines:
         console().print(line, soft_wrap=True)

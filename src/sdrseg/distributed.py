@@ -41,25 +41,25 @@ class Processes:
         """The maximum over processes, with gradient to the processes that have it."""
         return x if self.world == 1 else _apply(_Max, x)
 
-    def any(self, here: bool) -> bool:
-        """Whether `here` is true in any process."""
+    def any(self, local: bool) -> bool:
+        """Whether `local` is true in any process."""
         if self.world == 1:
-            return here
+            return local
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        return bool(self.max(torch.tensor(float(here), device=device)) > 0)
+        return bool(self.max(torch.tensor(float(local), device=device)) > 0)
 
-    def counted(self, here: Counter[str]) -> Counter[str]:
+    def counted(self, local: Counter[str]) -> Counter[str]:
         """Σ over processes of their counters."""
         if self.world == 1:
-            return here
-        all_of_them: list[Counter[str]] = [Counter()] * self.world
-        dist.all_gather_object(all_of_them, here)
-        return sum(all_of_them, Counter())
+            return local
+        counters: list[Counter[str]] = [Counter()] * self.world
+        dist.all_gather_object(counters, local)
+        return sum(counters, Counter())
 
 
-def _apply(function: Any, *given: Any) -> Tensor:
+def _apply(function: Any, *args: Any) -> Tensor:
     """Call `function.apply`, which is untyped in some versions of torch."""
-    result: Tensor = function.apply(*given)
+    result: Tensor = function.apply(*args)
     return result
 
 
@@ -82,10 +82,10 @@ class _Max(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         largest = x.contiguous().clone()
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        holds = (x == largest).to(x.dtype)
-        holders = holds.clone()
-        dist.all_reduce(holders)
-        ctx.save_for_backward(holds / holders)
+        has_max = (x == largest).to(x.dtype)
+        processes_with_max = has_max.clone()
+        dist.all_reduce(processes_with_max)
+        ctx.save_for_backward(has_max / processes_with_max)
         return largest
 
     @staticmethod

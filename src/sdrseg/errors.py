@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class SdrsegError(Exception):
-    """Something that is wrong outside the program: a file, a value, a disk. The command ends with exit code 1."""
+    """A problem outside the program: a file, a value, a disk. The command ends with exit code 1."""
 
     exit_code = 1
     prefix = "error: "
@@ -29,10 +29,10 @@ def first_line(error: BaseException) -> str:
     return line if len(line) <= 200 else f"{line[:200]}…"
 
 
-def nearest(word: str, valid: Sequence[str]) -> str:
-    """The end of a message about an unknown word: the closest valid one, or all of them."""
+def nearest(text: str, valid: Sequence[str]) -> str:
+    """The end of a message about an unknown value: the closest valid one, or all of them."""
     by_lower = {known.lower(): known for known in valid}
-    close = get_close_matches(word.lower(), by_lower, n=1)
+    close = get_close_matches(text.lower(), by_lower, n=1)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else f"; known are {', '.join(valid)}."
 
 

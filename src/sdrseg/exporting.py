@@ -35,7 +35,7 @@ from sdrseg.terminal import print_json, print_table
 FORMATS = ("onnx",)
 SIZES = ((32, 32), (33, 47), (64, 64), (65, 129), (200, 150), (512, 512))
 """The sizes of the generated images on which every file is checked."""
-LARGEST = 1024  # larger images given with --check are cropped to this size in the middle
+LARGEST = 1024  # larger images of --check are cropped to this size in the middle
 TOLERANCE = 1e-3  # of the largest logit
 OUTPUTS = ["logits", "mask"]
 INPUT = "images: uint8 (batch, 3, height, width), RGB, values 0 to 255 as decoded; any height and width from 32 up"
@@ -156,9 +156,9 @@ def _onnx(network: Network, model: Model) -> Any:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             sides = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
-            whole = torch.export.export(graph, (example,), dynamic_shapes={"images": sides}, strict=False)
+            exported = torch.export.export(graph, (example,), dynamic_shapes={"images": sides}, strict=False)
             program = torch.onnx.export(
-                whole, dynamo=True, verbose=False, external_data=False, input_names=["images"], output_names=OUTPUTS
+                exported, dynamo=True, verbose=False, external_data=False, input_names=["images"], output_names=OUTPUTS
             )
         assert program is not None
         return _with_names(program.model_proto)
@@ -196,38 +196,38 @@ def _with_metadata(proto: Any, facts: dict[str, Any]) -> bytes:
 
 
 @torch.inference_mode()
-def _compare(network: Network, model: Model, content: bytes, given: list[tuple[str, Any]]) -> dict[str, Any]:
+def _compare(network: Network, model: Model, content: bytes, images_to_check: list[tuple[str, Any]]) -> dict[str, Any]:
     """The largest difference of logits between PyTorch and onnxruntime on each image; an error if it is too large."""
     session = open_session(content, "cpu")
     ids = torch.tensor([c.id for c in model.classes], dtype=torch.uint8)
     rows: list[dict[str, Any]] = []
-    for name, images in _check_images(given):
+    for name, images in _check_images(images_to_check):
         expected = scores(network(normalise(images)).logits, model.decision)
         found = run_session(session, images, "the exported network")
         mask = torch.from_numpy(session.run(["mask"], {"images": images.numpy()})[0])
         difference = float((expected - found).abs().max())
         largest = float(expected.abs().max())
         allowed = max(1e-5, TOLERANCE * largest)
-        other = int((mask != ids[expected.argmax(1)]).sum())
-        close = found.shape == expected.shape and difference <= allowed and other <= 1e-3 * mask.numel()
+        differing = int((mask != ids[expected.argmax(1)]).sum())
+        close = found.shape == expected.shape and difference <= allowed and differing <= 1e-3 * mask.numel()
         rows.append(
-            {"image": name, "difference": difference, "largest_logit": largest, "pixels_of_another_class": other}
+            {"image": name, "difference": difference, "largest_logit": largest, "pixels_of_another_class": differing}
         )
         if not close:
             raise SdrsegError(
                 f"the exported network differs from PyTorch on {name}: logits differ by {difference:.2g} "
-                f"(allowed: {allowed:.2g}), classes in {quantity(other, 'pixel')}. Nothing was written."
+                f"(allowed: {allowed:.2g}), classes in {quantity(differing, 'pixel')}. Nothing was written."
             )
     return {"largest_difference": max(row["difference"] for row in rows), "checked": rows}
 
 
-def _check_images(given: list[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
-    """Generated scenes of all sizes, in batches of one or two, and the images given by the user."""
+def _check_images(images_to_check: list[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    """Generated scenes of all sizes, in batches of one or two, and the images of --check."""
     for number, (height, width) in enumerate(SIZES):
         scenes = Shapes(size=max(height, width), train=1, val=2)
         batch = [scenes.image(id)[:height, :width] for id in scenes.ids("val")[: 1 + number % 2]]
         yield f"{len(batch)} generated, {width}×{height}", torch.from_numpy(np.stack(batch)).movedim(-1, 1).contiguous()
-    for name, pixels in given:
+    for name, pixels in images_to_check:
         top, left = (max(0, (length - LARGEST) // 2) for length in pixels.shape[:2])
         part = pixels[top : top + LARGEST, left : left + LARGEST]
         part = np.pad(part, [(0, max(0, 32 - part.shape[0])), (0, max(0, 32 - part.shape[1])), (0, 0)])
@@ -240,6 +240,6 @@ def show_export(report: dict[str, Any], as_json: bool) -> None:
         return
     names = ("difference", "largest_logit")
     rows = [[r["image"], *(f"{r[n]:.2g}" for n in names), r["pixels_of_another_class"]] for r in report["checked"]]
-    heads = ["image", "largest difference of logits", "largest logit", "pixels of another class"]
-    print_table("onnxruntime against PyTorch, both in float32 on the CPU", heads, rows)
+    headers = ["image", "largest difference of logits", "largest logit", "pixels of another class"]
+    print_table("onnxruntime against PyTorch, both in float32 on the CPU", headers, rows)
     print(f"step {report['step']}, {report['bytes'] / 1e6:.1f} MB: {report['file']}")

@@ -1,4 +1,4 @@
-"""From confusion matrices to what is reported. NumPy only.
+"""From confusion matrices to reported scores. NumPy only.
 
 A confusion matrix (K, K) counts pixels: row = truth, column = prediction, by channel. A class without ground truth has
 no IoU (NaN) and is left out of every mean.
@@ -39,7 +39,7 @@ def mean_of(values: Values, channels: Sequence[int]) -> float | None:
 
 @dataclass(frozen=True)
 class StepScore:
-    """The scores after a step. `base`: how many channels came in step 0, background included. `unknown`: channels that
+    """The scores after a step. `base`: the number of channels of step 0, background included. `unknown`: channels that
     no scored image labels; pixels in their rows are only counted against other classes."""
 
     step: int
@@ -127,25 +127,25 @@ def intransigence(table: Values, offline: Mapping[str, float | None], names: Seq
     """For each class: its IoU when all classes are learned at once minus its IoU after the step that introduced it."""
     result = np.full(len(names), np.nan)
     for channel, name in enumerate(names):
-        seen = table[channel][~np.isnan(table[channel])]
+        known = table[channel][~np.isnan(table[channel])]
         bound = offline.get(name)
-        if seen.size and bound is not None:
-            result[channel] = bound - seen[0]
+        if known.size and bound is not None:
+            result[channel] = bound - known[0]
     return result
 
 
 def summary(scores: Sequence[StepScore], offline: Mapping[str, float | None] | None = None) -> dict[str, Any]:
-    """Everything about a chain of steps: the last step's means, their course, forgetting and intransigence."""
+    """The summary of a chain of steps: means of the last and of each step, forgetting and intransigence."""
     table = class_by_step(scores)
     lost = forgetting(table)
     foreground = range(1, len(table))
-    courses = [score.miou() for score in scores]
-    every = [course["all"] for course in courses if course["all"] is not None]
+    means = [score.miou() for score in scores]
+    all_means = [one["all"] for one in means if one["all"] is not None]
     result: dict[str, Any] = {
         "steps": len(scores),
-        "miou": courses[-1],
-        "miou_by_step": courses,
-        "step_averaged_miou": float(np.mean(every)) if every else None,
+        "miou": means[-1],
+        "miou_by_step": means,
+        "step_averaged_miou": float(np.mean(all_means)) if all_means else None,
         "classes": list(scores[-1].names),
         "class_by_step": [[_number(v) for v in row] for row in table],
         "forgetting": {

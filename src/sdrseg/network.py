@@ -142,15 +142,15 @@ class Network(nn.Module):
 
     def _probe(self) -> tuple[int, int, bool, bool]:
         """Stride and channels of the features, whether they are ≥ 0 by construction, and whether a batch norm follows a
-        pooling over the whole image: seen in one small forward."""
+        pooling over the whole image, found with one small forward pass."""
         side = max(64, self.multiple)
         mode = self.training
         single: list[bool] = []
 
-        def look(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            single.append(given[0][0, 0].numel() == 1)
+        def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            single.append(inputs[0][0, 0].numel() == 1)
 
-        hooks = [norm.register_forward_pre_hook(look) for norm in batch_norms(self)]
+        hooks = [norm.register_forward_pre_hook(record) for norm in batch_norms(self)]
         with torch.enable_grad():
             features = self.eval()(torch.zeros(1, 3, side, side)).features
         for hook in hooks:
@@ -160,12 +160,15 @@ class Network(nn.Module):
 
 
 def resize_canvas(maps: Tensor, height: int, width: int) -> Tensor:
-    """Maps (B, C, H, W) with zeros added, or with something cut off, at the bottom and on the right."""
-    compiling = torch.compiler.is_dynamo_compiling()  # there some versions of torch say that they export, too
+    """Maps (B, C, H, W) padded with zeros, or cropped, at the bottom and on the right."""
+    compiling = torch.compiler.is_dynamo_compiling()  # some versions of torch then also report that they are exporting
     if compiling or not torch.compiler.is_exporting():
         missing = (0, width - maps.shape[-1], 0, height - maps.shape[-2])
         return F.pad(maps, missing) if any(missing) else maps
-    for dim, length in ((-2, height), (-1, width)):  # an exported network takes all sizes: nothing may depend on them
+    for dim, length in (
+        (-2, height),
+        (-1, width),
+    ):  # an exported network takes all sizes, so no branch may depend on them
         cells, last = torch.arange(length, device=maps.device), maps.shape[dim] - 1
         inside = (cells <= last).to(maps.dtype)
         maps = maps.index_select(dim, cells.clamp(max=last)) * (inside[:, None] if dim == -2 else inside)
@@ -173,7 +176,7 @@ def resize_canvas(maps: Tensor, height: int, width: int) -> Tensor:
 
 
 def next_multiple(length: int, multiple: int) -> int:
-    """The next multiple."""
+    """The smallest multiple that is at least `length`."""
     return (length + multiple - 1) // multiple * multiple
 
 
@@ -221,9 +224,9 @@ def build_network(net: Net, classes: int) -> Network:
         network = Network(encoder, decoder, classifier, multiple, net.align_corners)
     except UsageError:
         raise
-    except Exception as error:  # anything: the messages and types of many encoders and decoders
+    except Exception as error:  # encoders and decoders raise errors of many types
         raise UsageError(
-            f"net.encoder={net.encoder} does not go with net.decoder={net.decoder} and "
+            f"net.encoder={net.encoder} cannot be combined with net.decoder={net.decoder} and "
             f"net.output_stride={net.output_stride}: {str(error) or type(error).__name__}"
         ) from error
     for part, momentum in ((network.encoder, net.bn_momentum_encoder), (network.decoder, net.bn_momentum_decoder)):

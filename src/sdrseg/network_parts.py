@@ -66,7 +66,7 @@ class PooledBranch(nn.Sequential):
 
 
 class Upsample(nn.Module):
-    """nn.Upsample(mode="bilinear", align_corners=True), computed in float32 and given in the input's precision."""
+    """nn.Upsample(mode="bilinear", align_corners=True), computed in float32 and returned in the input's precision."""
 
     def __init__(self, factor: int):
         super().__init__()
@@ -107,8 +107,8 @@ register_encoder("toy16", ToyEncoder, width=16)
 def place_strides(encoder: Any, net: Net) -> None:
     """Stride on conv1 for ResNet-v1 weights, and the dilation of the first block of a dilated stage.
 
-    smp gives all convolutions of a dilated stage the same dilation, as the official code does with ResNet-101. A 1×1
-    convolution has none to speak of; without one it is the plain product that libraries are fast at.
+    smp gives all convolutions of a dilated stage the same dilation, as the official code does with ResNet-101. For a
+    1×1 convolution dilation has no effect; without it, libraries use their fast matrix product.
     """
     for conv in encoder.modules():
         if isinstance(conv, nn.Conv2d) and conv.kernel_size == (1, 1):
@@ -130,5 +130,5 @@ def place_strides(encoder: Any, net: Net) -> None:
 
 
 def has_bottlenecks(encoder: nn.Module) -> bool:
-    """Whether an encoder is one of torchvision's ResNets from ResNet-50 up, whose stride can sit in two places."""
+    """Whether an encoder is one of torchvision's ResNets from ResNet-50 up, whose stride can be on conv1 or conv2."""
     return isinstance(encoder, ResNet) and isinstance(encoder.layer1[0], Bottleneck)

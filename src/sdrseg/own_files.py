@@ -1,4 +1,4 @@
-"""Runs custom Python files, once per process, for what they register."""
+"""Runs custom Python files, once per process, to register what they define."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _LOADED: dict[tuple[Path, int], tuple[str, list[str]]] = {}  # by file and regis
 def run_file(file: Path, known: dict[str, Any]) -> list[str]:
     """Run a file unless this process has done so; returns the names that it registers in `known`."""
     try:
-        content, place = file.read_bytes(), file.resolve()
+        content, path = file.read_bytes(), file.resolve()
     except OSError as error:
         raise UsageError(f"{file}: cannot be read ({error.strerror}).") from error
-    digest, key = hashlib.sha256(content).hexdigest(), (place, id(known))
+    digest, key = hashlib.sha256(content).hexdigest(), (path, id(known))
     if key in _LOADED and _LOADED[key][0] == digest and all(name in known for name in _LOADED[key][1]):
         return _LOADED[key][1]
     for name in _LOADED.pop(key, ("", []))[1]:  # the file has changed since
         known.pop(name, None)
     before = set(known)
-    module_name = f"{OWN}{hashlib.sha256(str(place).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(module_name, place)
+    module_name = f"{OWN}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{file}: not a Python file; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
@@ -44,17 +44,17 @@ def run_file(file: Path, known: dict[str, Any]) -> list[str]:
             raise UsageError(f"{file}: {error}") from error
         if not isinstance(error, Exception):
             raise
-        raise UsageError(_told(file, place, error)) from error
+        raise UsageError(_message(file, path, error)) from error
     names = [name for name in known if name not in before]
     _LOADED[key] = (digest, names)
     return names
 
 
-def _told(file: Path, place: Path, error: Exception) -> str:
+def _message(file: Path, path: Path, error: Exception) -> str:
     line: int | str | None = next(
-        (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(place)), "?"
+        (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), "?"
     )
-    what = str(error)
-    if isinstance(error, SyntaxError) and error.filename == str(place):
-        line, what = error.lineno or "?", error.msg
-    return f"{file}, line {line}: {type(error).__name__}: {what}"
+    reason = str(error)
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        line, reason = error.lineno or "?", error.msg
+    return f"{file}, line {line}: {type(error).__name__}: {reason}"

@@ -17,9 +17,9 @@ from sdrseg.weights import load_weights
 
 FILE = "model.safetensors"
 ADVICE = (
-    "Without a network: run `sdrseg weights ENCODER --out FILE.safetensors` where there is one, bring the file here, "
-    "and train with --weights FILE.safetensors (from any place), or with --weights none from random weights. A file of "
-    "torchvision or timm does as well (.pth or .safetensors)."
+    "Without a network: run `sdrseg weights ENCODER --out FILE.safetensors` where there is one, copy the file here, "
+    "and train with --weights FILE.safetensors (from any place), or with --weights none from random weights. Files of "
+    "torchvision or timm work too (.pth or .safetensors)."
 )
 
 
@@ -35,11 +35,11 @@ def cached_weights(folder: Path | None = None) -> list[Cached]:
     """The encoders of segmentation_models_pytorch whose ImageNet weights were fetched before."""
     found = []
     for name, encoder in sorted(ENCODERS.items()):
-        place = encoder["pretrained_settings"].get("imagenet", {})
-        if "repo_id" not in place:
+        source = encoder["pretrained_settings"].get("imagenet", {})
+        if "repo_id" not in source:
             continue
         cache = folder or constants.HF_HUB_CACHE
-        file = try_to_load_from_cache(place["repo_id"], FILE, cache_dir=cache, revision=place.get("revision"))
+        file = try_to_load_from_cache(source["repo_id"], FILE, cache_dir=cache, revision=source.get("revision"))
         if isinstance(file, str):
             found.append(Cached(name, Path(file).stat().st_size / 1e6, file))
     return found
@@ -67,20 +67,20 @@ def fetch_weights(encoder: str, out: Path | None) -> str:
 def show_weights(encoder: str | None, out: Path | None, json: bool) -> None:
     """Fetch the weights of an encoder, or list those on this machine and explain how to get others."""
     if encoder is not None:
-        said = fetch_weights(encoder, out)
+        message = fetch_weights(encoder, out)
         if json:
-            print_json({"encoder": encoder, "file": None if out is None else str(out), "said": said})
+            print_json({"encoder": encoder, "file": None if out is None else str(out), "message": message})
         else:
-            console().print(said, soft_wrap=True)
+            console().print(message, soft_wrap=True)
         return
     if out is not None:
         raise UsageError(f"--out {out}: also name the encoder, as in `sdrseg weights resnet18 --out {out}`.")
-    here = cached_weights()
-    facts: dict[str, Any] = {"folder": str(constants.HF_HUB_CACHE), "cached": [c._asdict() for c in here]}
+    cached = cached_weights()
+    facts: dict[str, Any] = {"folder": str(constants.HF_HUB_CACHE), "cached": [c._asdict() for c in cached]}
     if json:
         print_json(facts)
         return
-    rows = [[c.encoder, f"{c.megabytes:.0f}", c.file] for c in here]
+    rows = [[c.encoder, f"{c.megabytes:.0f}", c.file] for c in cached]
     if rows:
         print_table(f"ImageNet weights in {constants.HF_HUB_CACHE}", ["encoder", "MB", "file"], rows)
     else:

@@ -16,13 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-WIDTH_OF_A_FILE = 160  # when the output is not a terminal
+FILE_WIDTH = 160  # when the output is not a terminal
 
 
 def console(stderr: bool = False) -> Console:
     """A console that prints text literally: names of files and classes may contain [brackets] and :colons:."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else WIDTH_OF_A_FILE
+    width = None if stream.isatty() else FILE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -43,12 +43,12 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error, if that is a terminal; call it with (done, total)."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    screen = console(stderr=True)
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
+    stderr_console = console(stderr=True)
+    with Progress(*columns, console=stderr_console, transient=True, disable=not stderr_console.is_terminal) as bar:
+        task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -67,15 +67,15 @@ class TrainingDisplay:
     PLAIN_SECONDS = 10.0  # between two plain lines
 
     def __init__(self, steps: int, active: bool = True, head: Text | None = None) -> None:
-        self._screen = console(stderr=True)
+        self._console = console(stderr=True)
         self._steps, self._active = steps, active
-        live = active and self._screen.is_terminal
+        live = active and self._console.is_terminal
         self._last_line = 0.0
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self._bar = Progress(*columns, TextColumn("{task.fields[pace]}"), console=self._screen)
+        self._bar = Progress(*columns, TextColumn("{task.fields[pace]}"), console=self._console)
         self._losses = Text(overflow="ellipsis", no_wrap=True)
         self._live = (
-            Live(Group(*([head] if head else []), self._bar, self._losses), console=self._screen, transient=True)
+            Live(Group(*([head] if head else []), self._bar, self._losses), console=self._console, transient=True)
             if live
             else None
         )
@@ -84,14 +84,14 @@ class TrainingDisplay:
 
     def say(self, text: str) -> None:
         if self._active and text:
-            self._screen.print(text, markup=False)
+            self._console.print(text, markup=False)
 
     def update(self, entry: dict[str, Any]) -> None:
         """Show an entry of the log; `losses` are empty where reading them would make a GPU wait."""
         losses = "  ".join(f"{name} {value:.4g}" for name, value in entry["losses"].items())
         memory = f", {entry['peak_memory_gib']:.1f} GiB" if "peak_memory_gib" in entry else ""
-        of = f"/{self._steps - 1}" if self._steps else ""  # 0: not known
-        where = f"step {entry['step']}{of} epoch {entry['epoch'] + 1} of {entry['epochs']}"
+        total = f"/{self._steps - 1}" if self._steps else ""  # 0: not known
+        position = f"step {entry['step']}{total} epoch {entry['epoch'] + 1} of {entry['epochs']}"
         speed = entry["images_per_second"]
         pace = f"elapsed {clock(entry['elapsed'])}, left {clock(entry['left'])}"
         pace += f", {speed:.{0 if speed >= 10 else 1}f} images/s{memory}"
@@ -101,13 +101,13 @@ class TrainingDisplay:
             if self._task is None or entry["step"] != self._step:
                 if self._task is not None:
                     self._bar.remove_task(self._task)
-                self._task, self._step = self._bar.add_task(where, pace=pace), entry["step"]
+                self._task, self._step = self._bar.add_task(position, pace=pace), entry["step"]
             progress = {"completed": entry["iteration"], "total": entry["iterations"], "pace": pace}
-            self._bar.update(self._task, description=where, **progress)
+            self._bar.update(self._task, description=position, **progress)
             self._losses.plain = losses or self._losses.plain
         elif time.monotonic() - self._last_line > self.PLAIN_SECONDS or last or entry["step"] != self._step:
             self._last_line, self._step = time.monotonic(), entry["step"]
-            self.say("  ".join(filter(None, [where, f"{entry['iteration']}/{entry['iterations']}", losses, pace])))
+            self.say("  ".join(filter(None, [position, f"{entry['iteration']}/{entry['iterations']}", losses, pace])))
 
     def scored(self, score: Any, oracle: bool) -> None:
         """Print the score after a step; `oracle`: on held-out images with all labels."""

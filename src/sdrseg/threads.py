@@ -1,9 +1,9 @@
 """How many threads compute on a CPU, and how they wait for each other.
 
-PyTorch takes every core, and its threads (OpenMP) wait for each other in busy loops. Beside other programs that
-collapses: a thread waits, at full load, for one that has no core. So threads wait in such loops only briefly, and
-there are as many of them as there are cores left by others. Only the commands do this, and only where the user has
-not decided: rounding depends on the number of threads, and a fixed OMP_NUM_THREADS gives the same bits every time.
+PyTorch takes every core, and its threads (OpenMP) wait for each other in busy loops. Next to other programs this
+is slow: a thread waits, at full load, for one that has no core. So threads wait in such loops only briefly, and
+there are as many of them as there are free cores. Only the commands do this, and only if the user has not set these
+variables: rounding depends on the number of threads, and a fixed OMP_NUM_THREADS gives the same bits every time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 CHOICES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY")
-"""What a user may have set; then all is left as it is."""
+"""Variables that a user may have set; if any is set, nothing is changed."""
 SPIN = "10000"  # turns of a busy loop before a thread sleeps, about 0.2 ms; measured by benchmarks/busy.py
-LOOK_SECONDS = 3.0  # between two looks at the load
+CHECK_SECONDS = 3.0  # between two measurements of the load
 
 _load: Load | None = None
 
@@ -32,19 +32,19 @@ def prepare() -> None:
 
 
 def adapt(at_once: bool = False) -> None:
-    """Use as many threads as there are cores for us now. Call it often: it looks every few seconds."""
-    if _load is None or not (at_once or time.monotonic() - _load.since > LOOK_SECONDS):
+    """Use as many threads as there are free cores now. Call it often: it measures the load every few seconds."""
+    if _load is None or not (at_once or time.monotonic() - _load.since > CHECK_SECONDS):
         return
     import torch
 
-    wanted = free_cores(cores(), len(_allowed()), _load.of_others())
-    if wanted != torch.get_num_threads():
-        torch.set_num_threads(wanted)
+    threads = free_cores(cores(), len(_allowed()), _load.of_others())
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
 
 
-def free_cores(ours: float, there: int, used: float) -> int:
-    """How many whole cores we use, of `there` cores of which others use `used` and we may use `ours`."""
-    return max(1, int(min(ours, there - used) + 0.5))
+def free_cores(ours: float, available: int, used: float) -> int:
+    """How many whole cores we use, of `available` cores of which others use `used` and we may use `ours`."""
+    return max(1, int(min(ours, available - used) + 0.5))
 
 
 class Load:
@@ -82,11 +82,11 @@ def _quotas(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/
         top = root if not controllers else root / "cpu" if "cpu" in controllers.split(",") else None
         group = None if top is None else top / path.lstrip("/")
         while top is not None and group is not None and group.is_relative_to(top):
-            words = _read(group / "cpu.max").split()
-            if not words:
-                words = [*_read(group / "cpu.cfs_quota_us").split(), *_read(group / "cpu.cfs_period_us").split()]
-            if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]) > 0:
-                found.append(int(words[0]) / int(words[1]))
+            fields = _read(group / "cpu.max").split()
+            if not fields:
+                fields = [*_read(group / "cpu.cfs_quota_us").split(), *_read(group / "cpu.cfs_period_us").split()]
+            if len(fields) == 2 and all(field.isdigit() for field in fields) and int(fields[1]) > 0:
+                found.append(int(fields[0]) / int(fields[1]))
             group = group.parent
     return [quota for quota in found if quota > 0]
 
@@ -100,19 +100,19 @@ def _busy_seconds() -> float:
         if name in names:
             user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, counts)
             ticks += user + nice + system + irq + softirq
-    return ticks / _ticks_a_second()
+    return ticks / _ticks_per_second()
 
 
 def _own_seconds() -> float:
     """CPU time of this process and of the worker processes that it has started."""
     total = time.process_time()
     for child in multiprocessing.active_children():
-        words = _read(Path(f"/proc/{child.pid}/stat")).rpartition(")")[2].split()
-        total += (int(words[11]) + int(words[12])) / _ticks_a_second() if len(words) > 12 else 0.0
+        fields = _read(Path(f"/proc/{child.pid}/stat")).rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / _ticks_per_second() if len(fields) > 12 else 0.0
     return total
 
 
-def _ticks_a_second() -> int:
+def _ticks_per_second() -> int:
     return os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 

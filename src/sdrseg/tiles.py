@@ -1,10 +1,10 @@
 """Splits images of any size into tiles for a network, and merges its outputs.
 
-Tiles lie on a grid, so everything is decided along each axis by itself. Their starts are multiples of the network's
-stride, so that each tile's cells are cells of the whole image too. Where two tiles overlap, each counts nothing in the
-outer quarter of the overlap on its side, where it sees least of what is around, and between the quarters one fades
-smoothly into the other. So a network that looks no further than a quarter of the overlap answers as if it had seen
-the image whole.
+Tiles lie on a grid, so each axis is handled separately. Their starts are multiples of the network's stride, so that
+each tile's cells are cells of the whole image too. Where two tiles overlap, each has weight 0 in the outer quarter of
+the overlap on its side, where it has the least context, and between the quarters one fades smoothly into the other. So
+a network whose receptive field reaches no further than a quarter of the overlap gives the same logits as for the whole
+image.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def tile_axis(length: int, tile: int, overlap: int, multiple: int) -> TileAxis:
 def fitting_tiles(free: int, classes: int, crop: int) -> tuple[int, int]:
     """(side of a tile, batch size) for `free` bytes of free memory, of which one half is used.
 
-    A network that was trained on larger crops gets those.
+    A network that was trained on larger crops gets tiles of that size.
     """
     pixels = free // 2 // (800 + 16 * classes)  # an upper bound for known encoders and decoders, in float32
     side = max(crop, next((side for side in SIDES if side**2 <= pixels), SIDES[-1]))
@@ -96,9 +96,9 @@ def whole_canvas(height: int, width: int, tile: int, multiple: int) -> tuple[int
 def check_tiles(tile: int, overlap: int) -> None:
     """Raise an error if the values do not give a grid."""
     if tile < SMALLEST:
-        raise UsageError(f"a tile of {tile} pixels is too small. Give at least {SMALLEST}.")
+        raise UsageError(f"a tile of {tile} pixels is too small. Use at least {SMALLEST}.")
     if not 0 <= overlap <= tile // 2:
-        raise UsageError(f"an overlap of {overlap} pixels: give 0 to {tile // 2}, half the tile of {tile} pixels.")
+        raise UsageError(f"an overlap of {overlap} pixels: use 0 to {tile // 2}, half the tile of {tile} pixels.")
 
 
 def logit_strips(
@@ -113,7 +113,7 @@ def logit_strips(
 ) -> Iterator[tuple[int, Tensor]]:
     """The logits of an image (3, H, W) uint8 from top to bottom: (first row, (K, rows, W)), rows complete.
 
-    Memory holds one row of tiles at a time, however large the image is. `tick` is told how many tiles were done.
+    Only one row of tiles is in memory at a time. `tick` is called with the number of finished tiles.
     """
     check_tiles(tile, overlap)
     rows = tile_axis(image.shape[-2], tile, overlap, multiple)
@@ -143,12 +143,12 @@ def _row_of_tiles(
     total: Tensor | None = None
     for first in range(0, len(columns.starts), batch_size):
         starts = columns.starts[first : first + batch_size]
-        answers = forward(torch.stack([band[:, :, s : s + columns.tile] for s in starts]))
+        logits = forward(torch.stack([band[:, :, s : s + columns.tile] for s in starts]))
         tick(len(starts))
         if total is None:
-            total = answers.new_zeros(answers.shape[1], answers.shape[2], columns.canvas)
+            total = logits.new_zeros(logits.shape[1], logits.shape[2], columns.canvas)
         for number, start in enumerate(starts):
-            total[:, :, start : start + columns.tile] += answers[number] * across[first + number].to(answers.device)
+            total[:, :, start : start + columns.tile] += logits[number] * across[first + number].to(logits.device)
     assert total is not None
     return total
 

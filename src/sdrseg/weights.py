@@ -32,7 +32,7 @@ IMAGE_CLASSIFIERS = ("fc.", "classifier.", "head.fc.")
 STRIDES = {"v1": "conv1", "v1.5": "conv2"}
 """Values of "stride" in the metadata of a safetensors file, and the corresponding net.stride_on."""
 
-INSTEAD = (
+ADVICE = (
     "Set net.weights to a file (.safetensors or .pth, with torchvision's names), or to none for a random start. "
     "`sdrseg weights` lists what is on this machine."
 )
@@ -55,14 +55,14 @@ def _by_name(network: Network, net: Net) -> str:
         )
     timm = net.encoder.startswith("tu-")
     if not timm and "imagenet" not in ENCODERS[net.encoder]["pretrained_settings"]:
-        raise UsageError(f"net.weights=imagenet: there are none for net.encoder={net.encoder}. {INSTEAD}")
+        raise UsageError(f"net.weights=imagenet: there are none for net.encoder={net.encoder}. {ADVICE}")
     try:
         encoder = smp.encoders.get_encoder(net.encoder, depth=5, weights=True if timm else "imagenet")
         expects = smp.encoders.get_preprocessing_params(net.encoder)
     except Exception as error:  # downloads fail in many ways
         raise SdrsegError(
             f"net.weights=imagenet: the weights of {net.encoder} are not available "
-            f"({type(error).__name__}: {first_line(error)}). {INSTEAD}"
+            f"({type(error).__name__}: {first_line(error)}). {ADVICE}"
         ) from error
     _fill(network.encoder, encoder.state_dict(), f"ImageNet weights of {net.encoder}", net)
     message = f"ImageNet weights of {net.encoder}."
@@ -75,10 +75,10 @@ def _by_name(network: Network, net: Net) -> str:
 
 def _from_file(network: Network, file: Path, net: Net) -> str:
     tensors, facts = read_tensors(file)
-    placed = STRIDES.get(facts.get("stride", ""))
-    if placed not in (None, net.stride_on) and has_bottlenecks(network.encoder):
+    stride_on = STRIDES.get(facts.get("stride", ""))
+    if stride_on not in (None, net.stride_on) and has_bottlenecks(network.encoder):
         raise SdrsegError(
-            f"{file}: for a ResNet {facts['stride']}, which has its stride on {placed}. Set net.stride_on={placed}."
+            f"{file}: for a ResNet {facts['stride']}, with its stride on {stride_on}. Set net.stride_on={stride_on}."
         )
     parts = {name.split(".")[0] for name in tensors}
     if "encoder" in parts and parts <= {"encoder", "decoder", "classifier"}:
@@ -106,8 +106,8 @@ def _fill_whole(network: Network, tensors: Mapping[str, Tensor], file: Path, net
     if weight is not None and weight.ndim == 4 and len(weight) != network.classes:
         raise SdrsegError(
             f"{file}: its classifier has {len(weight)} classes and this network {network.classes}. Use a file for "
-            f"{network.classes} classes (background included), or take the tensors classifier.weight and "
-            "classifier.bias out of it to start the classifier at random."
+            f"{network.classes} classes (background included), or remove the tensors classifier.weight and "
+            "classifier.bias to start the classifier at random."
         )
     _fill(network, tensors, str(file), net)
     return f"Weights of the whole network from {file}."
@@ -128,9 +128,9 @@ def _fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: str, net: Ne
         "not finite": [name for name, tensor in tensors.items() if not tensor.isfinite().all()],
     }
     if any(problems.values()):
-        said = "; ".join(f"{len(names)} {kind} ({_some(names)})" for kind, names in problems.items() if names)
+        details = "; ".join(f"{len(names)} {kind} ({_some(names)})" for kind, names in problems.items() if names)
         raise SdrsegError(
-            f"{origin}: does not fit net.encoder={net.encoder} with net.decoder={net.decoder}. Tensors: {said}. Set "
+            f"{origin}: does not fit net.encoder={net.encoder} with net.decoder={net.decoder}. Tensors: {details}. Set "
             "these two to what the weights were made for, or net.weights=none for a random start."
         )
     nn.Module.load_state_dict(module, dict(tensors), strict=False)
