@@ -30,11 +30,11 @@ class Ade20k(PictureFiles):
         super().__init__()
         names = resources.files("sdrseg").joinpath("resources/ade20k_classes.txt").read_text().splitlines()
         self.classes = tuple(names)
-        places = [path, path / "ADEChallengeData2016"]
-        root = next((place for place in places if (place / "images" / "training").is_dir()), None)
+        candidates = [path, path / "ADEChallengeData2016"]
+        root = next((candidate for candidate in candidates if (candidate / "images" / "training").is_dir()), None)
         if root is None:
-            looked = ", ".join(str(place / "images/training") for place in places)
-            raise DataError(f"{path}: ADE20K not found (looked for {looked}). Download {HOME} and unpack it there.")
+            tried = ", ".join(str(candidate / "images/training") for candidate in candidates)
+            raise DataError(f"{path}: ADE20K not found (looked for {tried}). Download {HOME} and unpack it there.")
         self.root = root
         for split, folder in FOLDERS.items():
             self._pair(split, root / "images" / folder, root / "annotations" / folder)
@@ -43,9 +43,9 @@ class Ade20k(PictureFiles):
         for folder in (image_folder, mask_folder):
             if not folder.is_dir():
                 raise DataError(f"{folder}: no such folder. It is part of {HOME}")
-        images, doubled_images = find_by_id(image_folder, PICTURE_SUFFIXES)
-        masks, doubled_masks = find_by_id(mask_folder, PICTURE_SUFFIXES)
-        self._problems += doubled_images + doubled_masks
+        images, image_problems = find_by_id(image_folder, PICTURE_SUFFIXES)
+        masks, mask_problems = find_by_id(mask_folder, PICTURE_SUFFIXES)
+        self._problems += image_problems + mask_problems
         self._problems += [Problem(str(images[i]), "no mask", "left out") for i in sorted(images.keys() - masks)]
         self._problems += [Problem(str(masks[i]), "no image", "left out") for i in sorted(masks.keys() - images)]
         self._images |= images

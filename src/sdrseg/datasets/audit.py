@@ -32,7 +32,7 @@ class ClassCount:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a data set contains."""
+    """The contents of a data set."""
 
     name: str
     images: dict[Split, int]
@@ -99,7 +99,7 @@ def _label_problems(source: Source, index: ClassIndex) -> Iterator[Problem]:
 
 
 def _image_problems(source: Source, index: ClassIndex, progress: Progress | None) -> Iterator[Problem]:
-    def look(row: int) -> Problem | None:
+    def check(row: int) -> Problem | None:
         id = index.ids[row]
         try:
             image = source.image(id)
@@ -112,7 +112,7 @@ def _image_problems(source: Source, index: ClassIndex, progress: Progress | None
             return Problem(source.file(id, "image"), "size mismatch", detail)
         return None
 
-    yield from (p for p in map_with_threads(look, range(len(index.ids)), progress) if p is not None)
+    yield from (p for p in map_with_threads(check, range(len(index.ids)), progress) if p is not None)
 
 
 def _class_problems(source: Source, indexes: dict[Split, ClassIndex]) -> Iterator[Problem]:
@@ -154,11 +154,11 @@ def step_facts(scenario: Scenario, train: ClassIndex) -> list[StepFacts]:
     for step in scenario.steps:
         present = train.present[[row_of[id] for id in step.train_ids]]
 
-        def holding(classes: Sequence[int], present: Any = present) -> int:
+        def count_with(classes: Sequence[int], present: Any = present) -> int:
             return int(present[:, [c for c in classes if c != 0]].any(axis=1).sum())
 
         before = sum(id in seen for id in step.train_ids)
-        facts.append(StepFacts(step.number, len(step.train_ids), holding(step.old), holding(step.future), before))
+        facts.append(StepFacts(step.number, len(step.train_ids), count_with(step.old), count_with(step.future), before))
         seen.update(step.train_ids)
     return facts
 
@@ -169,25 +169,25 @@ def protocol_summary(scenario: Scenario, facts: Sequence[StepFacts]) -> str:
         return "There is only one step, so all protocols are the same."
     rest = scenario.classes[0]  # background, or "other" of data without
     times = Counter(id for step in scenario.steps for id in step.train_ids)
-    again = sum(count > 1 for count in times.values())
+    repeated = sum(count > 1 for count in times.values())
     future, sequential = sum(f.with_future for f in facts), scenario.spec.protocol == "sequential"
-    if again:
-        kind = f"{again} of the {len(times)} training images are used in more than one step"
+    if repeated:
+        kind = f"{repeated} of the {len(times)} training images are used in more than one step"
         kind += f"; {_uses(future)} a class of a later step, which is labelled as {rest} there" if future else ""
     elif future:
         kind = f"No image is used twice, but {_uses(future)} a class of a later step, which is labelled as {rest}"
     else:
         kind = "No image is used twice, and none contains a class of a later step"
     later = [f for f in facts if f.step > 0]
-    old, of = sum(f.with_old for f in later), sum(f.train for f in later)
+    old, total = sum(f.with_old for f in later), sum(f.train for f in later)
     if not old:
         labels = "No image of a later step contains an old class, so all protocols give the same labels."
     elif sequential:
         labels = (
-            f"In the later steps, {old} of {of} images contain old classes, whose labels sequential training keeps."
+            f"In the later steps, {old} of {total} images contain old classes, whose labels sequential training keeps."
         )
     else:
-        labels = f"In the later steps, {old} of {of} images contain old classes, which are labelled as {rest}."
+        labels = f"In the later steps, {old} of {total} images contain old classes, which are labelled as {rest}."
     return f"{kind}. {labels}"
 
 

@@ -72,15 +72,15 @@ def scale_crop(size: tuple[int, int], crop: int, scale: tuple[float, float], dra
 
     def axis(length: int) -> Axis:
         scaled = max(1, round(length * factor))
-        room = scaled - crop
-        offset = _integer(draw, min(0, room), max(0, room))
+        margin = scaled - crop
+        offset = _integer(draw, min(0, margin), max(0, margin))
         return Axis(0, length, scaled, offset, crop)
 
     return View(axis(size[0]), axis(size[1]), draw.random() < 0.5)
 
 
 def rrc(size: tuple[int, int], crop: int, scale: tuple[float, float], draw: random.Random) -> View:
-    """What the code of MiB, SDR and PLOP uses: torchvision's RandomResizedCrop with areas of 0.5 to 2 times the image.
+    """As in the code of MiB, SDR and PLOP: torchvision's RandomResizedCrop with areas of 0.5 to 2 times the image.
 
     An area above 1 never fits, so the crop covers 50 to 100 % of the image; after ten attempts the whole image is
     used, cropped to an aspect ratio between 3:4 and 4:3. The crop is resized to a square.

@@ -37,7 +37,7 @@ Size = tuple[int, int]  # height, width
 class Batch:
     """images (B, 3, H, W) uint8 channels-last, labels (B, H, W) uint8 (channel or 255), padding (B, H, W) bool.
 
-    Padding is what a view added around an image. Its label is 255 too, but it is not void in the data set.
+    Padding is the area that a view adds around an image. Its label is 255 too, but it is not void in the data set.
     """
 
     images: Tensor
@@ -142,8 +142,8 @@ class Decoded(Dataset[Any]):
             if not self.skip_bad:
                 raise
             bad.append(id)
-            nothing = self.choose((1, 1), epoch, id)
-            size = (nothing.rows.out, nothing.columns.out)
+            blank = self.choose((1, 1), epoch, id)
+            size = (blank.rows.out, blank.columns.out)
             black = torch.zeros(*size, 3, dtype=torch.uint8)
             return black, torch.full(size, VOID, dtype=torch.uint8), torch.ones(size, dtype=torch.bool)
         view = self.choose((mask.shape[0], mask.shape[1]), epoch, id)
@@ -280,7 +280,7 @@ def _batches(
 
 
 def workers(config: Config) -> int:
-    """How many processes decode images: one per core that this process may use, at most 16."""
+    """The number of processes that decode images: one per core that this process may use, at most 16."""
     return min(16, max(1, round(cores()))) if config.data.workers < 0 else config.data.workers
 
 

@@ -49,11 +49,11 @@ class PixelCache:
                 f"{id}: {found}, not {self.sizes[id]} as indexed. The files have changed since; run the command again."
             )
         words = np.dstack([image, mask]).reshape(-1, WORD)
-        place = self._of(id)
-        if place.is_cpu:  # not torch, which would start more threads in each of our threads
-            np.copyto(place.numpy(), words)
+        target = self._of(id)
+        if target.is_cpu:  # not torch, which would start more threads in each of our threads
+            np.copyto(target.numpy(), words)
         else:
-            place.copy_(torch.from_numpy(words))
+            target.copy_(torch.from_numpy(words))
 
     def take(self, part: PixelCache) -> None:
         """Copy all pixels of another cache, whose images are consecutive in this one."""
@@ -115,9 +115,9 @@ def build_cache(
     done = 0
     with ThreadPoolExecutor(max(1, threads)) as pool:
         try:
-            for some in _stages(sizes):
-                part = PixelCache(some)
-                for _ in pool.map(lambda id, part=part: part.store(id, *source.pair(id)), some):
+            for group in _stages(sizes):
+                part = PixelCache(group)
+                for _ in pool.map(lambda id, part=part: part.store(id, *source.pair(id)), group):
                     done += 1
                     if progress is not None:
                         progress(done, len(sizes))
@@ -129,16 +129,16 @@ def build_cache(
 
 def _stages(sizes: Mapping[str, Size]) -> Iterator[dict[str, Size]]:
     """The images in order, in groups of about STAGE bytes."""
-    some: dict[str, Size] = {}
-    held = 0
+    group: dict[str, Size] = {}
+    collected = 0
     for id, (height, width) in sizes.items():
-        some[id] = (height, width)
-        held += height * width * WORD
-        if held >= STAGE:
-            yield some
-            some, held = {}, 0
-    if some:
-        yield some
+        group[id] = (height, width)
+        collected += height * width * WORD
+        if collected >= STAGE:
+            yield group
+            group, collected = {}, 0
+    if group:
+        yield group
 
 
 def free_memory(device: torch.device) -> int:
@@ -167,18 +167,18 @@ def cache_device(
     """
     needed = sum(height * width for height, width in sizes) * WORD
     device = torch.device(device)
-    places: dict[str, torch.device] = {"gpu": device, "ram": torch.device("cpu")}
+    devices: dict[str, torch.device] = {"gpu": device, "ram": torch.device("cpu")}
     if setting == "off":
         return None
     if setting == "gpu" and device.type == "cpu":
         raise SdrsegError("data.cache = 'gpu', but there is no GPU to train on. Use 'ram' or 'auto'.")
-    tried: list[torch.device] = list(places.values()) if setting == "auto" else [places[setting]]
-    for place in tried:
-        if needed <= HEADROOM * free(place):
-            return place
+    candidates: list[torch.device] = list(devices.values()) if setting == "auto" else [devices[setting]]
+    for target in candidates:
+        if needed <= HEADROOM * free(target):
+            return target
     if setting == "auto":
         return None
     raise SdrsegError(
-        f"data.cache = {setting!r} needs {needed / 2**30:.1f} GiB on {places[setting]}, which has "
-        f"{free(places[setting]) / 2**30:.1f} GiB free (the cache may use half). Use data.cache=auto or off."
+        f"data.cache = {setting!r} needs {needed / 2**30:.1f} GiB on {devices[setting]}, which has "
+        f"{free(devices[setting]) / 2**30:.1f} GiB free (the cache may use half). Use data.cache=auto or off."
     )

@@ -33,17 +33,17 @@ def convert_data(path: Path, out: Path, json: bool) -> int:
     if json:
         print_json(facts | {"problems": [vars(problem) for problem in problems]})
         return len(problems)
-    said = console()
-    said.print(f"Recognised: {source.format}. Split by: {source.split_by}.", soft_wrap=True)
+    out_console = console()
+    out_console.print(f"Recognised: {source.format}. Split by: {source.split_by}.", soft_wrap=True)
     for note in source.notes:
-        said.print(note, soft_wrap=True)
+        out_console.print(note, soft_wrap=True)
     if problems:
         print_table(
             quantity(len(problems), "problem"),
             ["kind", "file", "detail"],
             [[p.kind, p.file, p.detail] for p in problems],
         )
-    said.print(f"{out}: {facts['train']:,} train and {facts['val']:,} val images.", soft_wrap=True)
+    out_console.print(f"{out}: {facts['train']:,} train and {facts['val']:,} val images.", soft_wrap=True)
     return len(problems)
 
 
@@ -82,19 +82,19 @@ def _write_pair(source: Source, id: str, root: Path, split: str) -> None:
     if not source.has_background:  # class 0 was added by us and occurs in no mask
         mask = mask.copy()
         mask[mask != VOID] -= 1
-    places = [root / kind / split / name for kind in ("images", "masks")]
-    for place in places:
-        if not place.resolve().is_relative_to(root.resolve()):
+    targets = [root / kind / split / name for kind in ("images", "masks")]
+    for target in targets:
+        if not target.resolve().is_relative_to(root.resolve()):
             raise DataError(f"{id!r} points outside the folder; rename it.")
-        place.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
     file = Path(source.file(id, "image"))
     if file.is_file():
-        shutil.copyfile(file, places[0].with_name(places[0].name + file.suffix))
+        shutil.copyfile(file, targets[0].with_name(targets[0].name + file.suffix))
     else:
-        Image.fromarray(image).save(places[0].with_name(f"{places[0].name}.png"))
+        Image.fromarray(image).save(targets[0].with_name(f"{targets[0].name}.png"))
     picture = Image.fromarray(mask)
     picture.putpalette(colour_table().tobytes())
-    picture.save(places[1].with_name(f"{places[1].name}.png"))
+    picture.save(targets[1].with_name(f"{targets[1].name}.png"))
 
 
 def _settings(source: Source, held_out: int) -> str:

@@ -113,16 +113,16 @@ class Extended(Source):
         self.classes, self.parts = tuple(classes), tuple(parts)
         self.score_background = score_background
         self._sources = [part.open() for part in self.parts]
-        self._where: dict[str, tuple[int, str]] = {}
+        self._origin: dict[str, tuple[int, str]] = {}
         self._ids: dict[Split, tuple[str, ...]] = {}
         for split in get_args(Split):
             found = {
                 part.prefix + id: (number, id)
                 for number, (part, source) in enumerate(zip(self.parts, self._sources, strict=True))
-                for own in (part.train if split == "train" else part.val)
-                for id in source.ids(own)
+                for own_split in (part.train if split == "train" else part.val)
+                for id in source.ids(own_split)
             }
-            self._where |= found
+            self._origin |= found
             self._ids[split] = tuple(sorted(found))
 
     @classmethod
@@ -139,28 +139,28 @@ class Extended(Source):
         return self._ids[split]
 
     def image(self, id: str) -> Array:
-        number, own = self._where[id]
-        return self._sources[number].image(own)
+        number, own_id = self._origin[id]
+        return self._sources[number].image(own_id)
 
     def mask(self, id: str) -> Array:
-        number, own = self._where[id]
-        mask: Array = self.parts[number].table[self._sources[number].mask(own)]
+        number, own_id = self._origin[id]
+        mask: Array = self.parts[number].table[self._sources[number].mask(own_id)]
         return mask
 
     def mask_content(self, id: str) -> bytes:
-        number, own = self._where[id]
+        number, own_id = self._origin[id]
         source, part = self._sources[number], self.parts[number]
-        return source.mask_content(own) + source.coding.encode() + part.table.tobytes()
+        return source.mask_content(own_id) + source.coding.encode() + part.table.tobytes()
 
     def labelled(self, id: str) -> frozenset[int] | None:
-        told = self.parts[self._where[id][0]].labelled
-        return None if told is None else frozenset(told)
+        labelled = self.parts[self._origin[id][0]].labelled
+        return None if labelled is None else frozenset(labelled)
 
     def file(self, id: str, kind: Literal["image", "mask"]) -> str:
-        if id not in self._where:
+        if id not in self._origin:
             return f"{self.name}:{id}"
-        number, own = self._where[id]
-        return self._sources[number].file(own, kind)
+        number, own_id = self._origin[id]
+        return self._sources[number].file(own_id, kind)
 
     def problems(self) -> list[Problem]:
         return [problem for source in self._sources for problem in source.problems()]

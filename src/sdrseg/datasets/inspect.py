@@ -34,7 +34,7 @@ def inspect_data(
 ) -> int:
     """Print the contents of a data set and the steps of a scenario, optionally save a picture; return the number of
     problems."""
-    found = _look(spec_text, path, picture, config_file, settings)
+    found = _inspect(spec_text, path, picture, config_file, settings)
     if json:
         print_json(found.to_dict())
     else:
@@ -52,7 +52,7 @@ def data_facts(
 ) -> dict[str, Any]:
     """What `sdrseg data --json` prints: the contents of a data set, the images of each step, and every problem."""
     folder, image, file = (None if path is None else Path(path) for path in (data, picture, config_file))
-    return _look(spec, folder, image, file, settings or {}).to_dict()
+    return _inspect(spec, folder, image, file, settings or {}).to_dict()
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class _Found:
         return result | {"config": self.config.to_dict()}
 
 
-def _look(
+def _inspect(
     spec_text: str, path: Path | None, picture: Path | None, config_file: Path | None, settings: Mapping[str, Any]
 ) -> _Found:
     with suppress(OSError, ValueError):  # not a valid path: a specification
@@ -129,9 +129,9 @@ def _print(found: _Found) -> None:
         out.print(note, soft_wrap=True)
     for split, sizes in contents.sizes.items():
         if sizes:
-            print_sizes = ", ".join(f"{name} {size}" for name, size in sizes.items() if name != "different")
+            listed_sizes = ", ".join(f"{name} {size}" for name, size in sizes.items() if name != "different")
             void = f"{100 * contents.void_share[split]:.2f} % of the pixels are void"
-            out.print(f"{split}: {print_sizes} ({quantity(int(sizes['different']), 'size')}); {void}")
+            out.print(f"{split}: {listed_sizes} ({quantity(int(sizes['different']), 'size')}); {void}")
     if scenario is not None:
         columns = ["step", "new classes", "train", "with old", "with future", "seen before", "val", "test"]
         rows = [

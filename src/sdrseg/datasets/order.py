@@ -46,7 +46,9 @@ class TrainOrder:
         self.batches_per_epoch = len(ids) // batch_size
         self.epoch = 0
         self.batch = 0
-        self._of = hashlib.blake2b("\0".join([str(batch_size), str(seed), *ids]).encode(), digest_size=16).hexdigest()
+        self._digest = hashlib.blake2b(
+            "\0".join([str(batch_size), str(seed), *ids]).encode(), digest_size=16
+        ).hexdigest()
 
     def __len__(self) -> int:
         """The number of remaining batches."""
@@ -54,13 +56,13 @@ class TrainOrder:
 
     def __iter__(self) -> Iterator[list[Key]]:
         """This process's keys of each batch, starting at the position, which does not change."""
-        mine = self.batch_size // self.share.world
+        own_size = self.batch_size // self.share.world
         first = self.batch
         for epoch in range(self.epoch, self.epochs):
             rows = self._permutation(epoch)
             for batch in range(first, self.batches_per_epoch):
-                start = batch * self.batch_size + self.share.rank * mine
-                yield [(epoch, row) for row in rows[start : start + mine]]
+                start = batch * self.batch_size + self.share.rank * own_size
+                yield [(epoch, row) for row in rows[start : start + own_size]]
             first = 0
 
     def advance(self) -> None:
@@ -70,11 +72,11 @@ class TrainOrder:
             self.epoch, self.batch = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "batch": self.batch, "of": self._of}
+        return {"epoch": self.epoch, "batch": self.batch, "of": self._digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved position; an error if it belongs to other images, another batch size or another seed."""
-        if state["of"] != self._of:
+        if state["of"] != self._digest:
             raise SdrsegError("The saved position belongs to other training images, another batch size or seed.")
         self.epoch, self.batch = state["epoch"], state["batch"]
 

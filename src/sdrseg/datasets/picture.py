@@ -28,7 +28,7 @@ OURS = "sdrseg"  # written into the PNG, so that only pictures made by sdrseg ar
 
 def check_may_write(file: Path) -> None:
     """Raise an error if the file cannot be written or is a picture that sdrseg did not make."""
-    require_writable(file, "Choose another place with --picture.")
+    require_writable(file, "Choose another file with --picture.")
     if not file.exists():
         return
     try:
@@ -59,8 +59,8 @@ def save_grid(source: Source, scenario: Scenario | None, file: Path) -> None:
     used: set[int] = set()
     for number, (title, ids, table) in enumerate(rows):
         bottom = height - (number + 1) * CELL[1]
-        place = (0.01, (bottom + CELL[1] - 0.08) / height)
-        figure.text(*place, title, fontsize=8, va="top", weight="bold", parse_math=False)
+        position = (0.01, (bottom + CELL[1] - 0.08) / height)
+        figure.text(*position, title, fontsize=8, va="top", weight="bold", parse_math=False)
         for column, id in enumerate(_spread(ids)):
             box = (column * CELL[0] + 0.05, bottom + 0.03, CELL[0] - 0.1, CELL[1] - TITLE)
             axis = figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height), anchor="W")

@@ -43,14 +43,14 @@ class ImagePool:
         self, purpose: Purpose, source: Source, index: ClassIndex, ids: Sequence[str], config: Config, device: Any
     ) -> PixelCache | None:
         known = index.size_by_id
-        sizes, every = {id: known[id] for id in ids}, {id: known[id] for id in index.ids}
+        sizes, all_sizes = {id: known[id] for id in ids}, {id: known[id] for id in index.ids}
         place = cache_device(config.data.cache, sizes.values(), device)
         if place is None:
             return None
         threads = workers(config)
-        if self.whole and config.data.cache == "auto" and cache_device("auto", every.values(), device) == place:
+        if self.whole and config.data.cache == "auto" and cache_device("auto", all_sizes.values(), device) == place:
             try:
-                return build_cache(source, every, place, threads)
+                return build_cache(source, all_sizes, place, threads)
             except DataError:
                 pass  # an image that this run does not need may be unreadable
         with trained_on() if purpose == "train" else nullcontext():

@@ -34,9 +34,9 @@ VERSION = "shapes-1"
 
 EDGE = FULL * 9 // 16  # half the width of the void border: slightly over half a pixel, so that it has no gaps
 LABELS = tuple(range(1, len(KINDS) + 1))
-PLACES = tuple((x * SIDE // 32, y * SIDE // 32) for x in (9, 23) for y in (9, 23))
+CENTRES = tuple((x * SIDE // 32, y * SIDE // 32) for x in (9, 23) for y in (9, 23))
 JITTER = SIDE * 9 // 64
-"""How far an object may lie from its place: objects often overlap, but none is hidden completely."""
+"""The largest distance of an object from its centre: objects often overlap, but none is hidden completely."""
 
 
 def _choose_labels(rng: SplitMix) -> list[int]:
@@ -63,13 +63,13 @@ def _draw(size: int, seed: int, split: int, number: int) -> tuple[Array, Array]:
     image = _blend(first, second, background.pattern(rng, centres[None], centres[:, None]))
     mask = np.zeros((size, size), np.uint8)
 
-    for label, place in zip(rng.shuffled(labels), rng.shuffled(PLACES), strict=False):
+    for label, centre in zip(rng.shuffled(labels), rng.shuffled(CENTRES), strict=False):
         kind = KINDS[label - 1]
         radius = rng.between(SIDE * 15 // 100, SIDE * 26 // 100)
-        x, y = (middle + rng.between(-JITTER, JITTER) for middle in place)
+        x, y = (middle + rng.between(-JITTER, JITTER) for middle in centre)
         a, b, c = rng.rotation()
-        look = rng.pick(KINDS) if rng.chance(25) else kind  # so that colour alone does not reveal the class
-        first, second = (rng.near(colour, 30) for colour in look.colours)
+        appearance = rng.pick(KINDS) if rng.chance(25) else kind  # so that colour alone does not reveal the class
+        first, second = (rng.near(colour, 30) for colour in appearance.colours)
 
         reach = radius * 4 // 3  # no silhouette is larger
         columns, rows = (slice(*np.searchsorted(centres, (p - reach, p + reach))) for p in (x, y))
@@ -116,7 +116,7 @@ class Shapes(Source):
         limits = {"size": (size, 32, 1024), "train": (train, 1, 10**5), "val": (val, 1, 10**5), "seed": (seed, 0, WORD)}
         for setting, (value, low, high) in limits.items():
             if not isinstance(value, int) or not low <= value <= high:
-                raise UsageError(f"shapes.{setting} = {value!r}: give a whole number from {low} to {high}.")
+                raise UsageError(f"shapes.{setting} = {value!r}: use a whole number from {low} to {high}.")
         self.size, self.seed = size, seed
         counts: dict[Split, int] = {"train": train, "val": val}
         self._ids = {split: tuple(f"{split}-{n:05}" for n in range(count)) for split, count in counts.items()}

@@ -1,4 +1,4 @@
-"""What a data set is: ids, class names, and for each id an image and a label map.
+"""The interface of a data set: ids, class names, and for each id an image and a label map.
 
 Every source returns label maps in the same form: (H, W) uint8, the position of the class in `classes`, 0 for background
 and 255 for void. A value that is not a class is returned unchanged: the class index finds it, and `sdrseg data` names
@@ -58,9 +58,9 @@ class Source(ABC):
     name: str
     classes: tuple[str, ...]
     format: str = ""
-    """The format that was recognised, in words."""
+    """The recognised format."""
     split_by: str = ""
-    """How images are split into train and val, in words."""
+    """How images are split into train and val."""
     notes: tuple[str, ...] = ()
     """Assumptions that were made, as sentences."""
     has_background: bool = True
@@ -90,7 +90,7 @@ class Source(ABC):
         if not kind.__module__.startswith(OWN):
             return super().__reduce_ex__(protocol)
         return (
-            _of_a_file,
+            _from_file,
             (str(sys.modules[kind.__module__].__file__), kind.__module__, kind.__qualname__),
             self.__dict__,
         )
@@ -127,16 +127,16 @@ class Source(ABC):
         return image, mask
 
     def labelled(self, id: str) -> frozenset[int] | None:
-        """The classes that the mask of `id` tells about: a pixel without label may be any other. None: all classes."""
+        """The classes that the mask of `id` labels: an unlabelled pixel may be any other class. None: all classes."""
         return None
 
     @property
     def coding(self) -> str:
-        """What else decides the label maps, the same for all ids (a colour table, an ignore value)."""
+        """Everything else that determines the label maps, the same for all ids (a colour table, an ignore value)."""
         return ""
 
     def file(self, id: str, kind: Literal["image", "mask"]) -> str:
-        """How messages name the image or the mask of `id`: a path where there is one."""
+        """How messages name the image or the mask of `id`: its path if it has one."""
         return f"{self.name}:{id}"
 
     def problems(self) -> list[Problem]:
@@ -144,7 +144,7 @@ class Source(ABC):
         return []
 
 
-def _of_a_file(file: str, module: str, name: str) -> Source:
+def _from_file(file: str, module: str, name: str) -> Source:
     """A data set from a custom file, without its attributes."""
     run_file(Path(file), SOURCES)
     kind: type[Source] = getattr(sys.modules[module], name)
@@ -181,11 +181,11 @@ class PictureFiles(Source):
     def problems(self) -> list[Problem]:
         return list(self._problems)
 
-    def note_size(self, where: Path, split: Split, published: int) -> None:
+    def note_size(self, path: Path, split: Split, published: int) -> None:
         """Add a problem if the size of a split is not that of the published data set."""
         if (found := len(self._ids[split])) != published:
             detail = f"{found} {split} images; the published tasks are defined on {published}"
-            self._problems.append(Problem(str(where), "not the published set", detail))
+            self._problems.append(Problem(str(path), "not the published set", detail))
 
 
 def read_image(path: Path) -> Array:

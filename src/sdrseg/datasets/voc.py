@@ -86,7 +86,7 @@ class Voc(PictureFiles):
         if not self._sbd_masks:
             raise DataError(
                 f"{self.root}: neither SegmentationClassAug nor SBD found. {_advice()} "
-                f"Looked for SBD in: {', '.join(map(str, _sbd_places(self.root)))}"
+                f"Looked for SBD in: {', '.join(map(str, _sbd_candidates(self.root)))}"
             )
         return (self._sbd_masks.keys() | set(self._list("train.txt"))) - set(val)
 
@@ -107,20 +107,20 @@ class Voc(PictureFiles):
 
 
 def _find_root(path: Path) -> Path:
-    places = [path, path / "VOC2012", path / "VOCdevkit" / "VOC2012"]
-    for place in places:
-        if (place / "JPEGImages").is_dir():
-            return place
-    raise DataError(f"{path}: no JPEGImages folder in {', '.join(map(str, places))}. {_advice()}")
+    candidates = [path, path / "VOC2012", path / "VOCdevkit" / "VOC2012"]
+    for candidate in candidates:
+        if (candidate / "JPEGImages").is_dir():
+            return candidate
+    raise DataError(f"{path}: no JPEGImages folder in {', '.join(map(str, candidates))}. {_advice()}")
 
 
-def _sbd_places(root: Path) -> list[Path]:
-    beside = [root, root.parent, root.parent.parent]
-    return [b / name for b in beside for name in ("SBD", "sbd", "benchmark_RELEASE/dataset")]
+def _sbd_candidates(root: Path) -> list[Path]:
+    parents = [root, root.parent, root.parent.parent]
+    return [b / name for b in parents for name in ("SBD", "sbd", "benchmark_RELEASE/dataset")]
 
 
 def _find_sbd(root: Path) -> Path | None:
-    return next((place for place in _sbd_places(root) if (place / "cls").is_dir()), None)
+    return next((candidate for candidate in _sbd_candidates(root) if (candidate / "cls").is_dir()), None)
 
 
 def _read_sbd(path: Path) -> Array:

@@ -14,20 +14,20 @@ ClassLists = tuple[tuple[int, ...], ...]
 REST = "rest"
 """Every class that no step names."""
 
-_WORD = re.compile(r'\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^",/]*))\s*(?P<end>[,/]|$)')
+_ENTRY = re.compile(r'\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^",/]*))\s*(?P<end>[,/]|$)')
 
 
-def words_of(task: str) -> list[list[tuple[str, bool]]] | None:
-    """The words of each step, and whether each is in double quotes; None if the text cannot be parsed."""
+def entries_of(task: str) -> list[list[tuple[str, bool]]] | None:
+    """The entries of each step, and whether each is in double quotes; None if the text cannot be parsed."""
     steps: list[list[tuple[str, bool]]] = [[]]
-    place = 0
+    position = 0
     while True:
-        match = _WORD.match(task, place)
+        match = _ENTRY.match(task, position)
         if match is None:
             return None
         quoted = match["quoted"] is not None
         steps[-1].append((match["quoted"] if quoted else match["plain"].strip(), quoted))
-        place = match.end()
+        position = match.end()
         if not match["end"]:
             return steps
         if match["end"] == "/":
@@ -37,7 +37,7 @@ def words_of(task: str) -> list[list[tuple[str, bool]]] | None:
 def written(names: Sequence[str], lists: ClassLists) -> str:
     """The task of a specification that has these class lists, by name."""
 
-    def word(c: int) -> str:
+    def entry(c: int) -> str:
         name = names[c]
         if '"' in name:
             return str(c)
@@ -45,54 +45,54 @@ def written(names: Sequence[str], lists: ClassLists) -> str:
         same = [other for other in names if other.lower() == name.lower()]
         return name if plain and len(same) == 1 else f'"{name}"'
 
-    return "/".join(",".join(word(c) for c in step if c != 0) for step in lists)
+    return "/".join(",".join(entry(c) for c in step if c != 0) for step in lists)
 
 
 def explicit(spec: object, task: str, classes: tuple[str, ...]) -> ClassLists:
     """The ids of the classes that each step names; background is the first class of step 0."""
-    steps_of_words = words_of(task)
-    if steps_of_words is None:
+    entries_by_step = entries_of(task)
+    if entries_by_step is None:
         raise UsageError(f'{spec}: write a name with a comma or a slash in double quotes: "a, b"/c.')
     steps: list[tuple[int, ...]] = []
-    seen: dict[int, int] = {0: 0}
+    step_of: dict[int, int] = {0: 0}
     rest: int | None = None
-    for number, words in enumerate(steps_of_words):
+    for number, entries in enumerate(entries_by_step):
         ids: list[int] = []
-        for word, quoted in words:
-            if word == REST and not quoted and REST not in classes:
+        for entry, quoted in entries:
+            if entry == REST and not quoted and REST not in classes:
                 if rest is not None:
                     raise UsageError(f"{spec}: {REST} is already in step {rest}.")
                 rest = number
             else:
-                ids += _ids(spec, number, word, quoted, classes)
+                ids += _ids(spec, number, entry, quoted, classes)
         ids = [c for c in ids if c != 0 or number > 0]
         if not ids and rest != number:
             raise UsageError(f"{spec}: step {number} has no classes.")
         for c in ids:
-            if c in seen:
-                why = "background belongs to the first step" if c == 0 else f"it is already in step {seen[c]}"
+            if c in step_of:
+                why = "background belongs to the first step" if c == 0 else f"it is already in step {step_of[c]}"
                 raise UsageError(f"{spec}: class {c} ({classes[c]}) of step {number}: {why}.")
-            seen[c] = number
+            step_of[c] = number
         steps.append(tuple(ids))
     if rest is not None:
-        left = tuple(c for c in range(len(classes)) if c not in seen)
+        left = tuple(c for c in range(len(classes)) if c not in step_of)
         if not left and not steps[rest]:
             raise UsageError(f"{spec}: step {rest}: no class is left for {REST}.")
         steps[rest] += left
     return ((0, *steps[0]), *steps[1:])
 
 
-def _ids(spec: object, number: int, word: str, quoted: bool, classes: tuple[str, ...]) -> list[int]:
-    """The classes that a word stands for: an id, a range of ids, or a name."""
-    named = classes.index(word) if word in classes else None
-    span = None if quoted else re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word)
+def _ids(spec: object, number: int, entry: str, quoted: bool, classes: tuple[str, ...]) -> list[int]:
+    """The classes of an entry: an id, a range of ids, or a name."""
+    named = classes.index(entry) if entry in classes else None
+    span = None if quoted else re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", entry)
     if span and int(span[2] or span[1]) < len(classes):
         ids = list(range(int(span[1]), int(span[2] or span[1]) + 1))
         if named is not None and ids != [named]:
-            meant = f"class {ids[0]} ({classes[ids[0]]})" if len(ids) == 1 else f"classes {word}"
+            by_id = f"class {ids[0]} ({classes[ids[0]]})" if len(ids) == 1 else f"classes {entry}"
             raise UsageError(
-                f"{spec}: {word} in step {number} may mean {meant}, or class {named}, which has this name. Write "
-                f'"{word}", in double quotes, for the name, or use names for the other.'
+                f"{spec}: {entry} in step {number} may mean {by_id}, or class {named}, which has this name. Write "
+                f'"{entry}", in double quotes, for the name, or use names for the other.'
             )
         return ids
     if named is not None:
@@ -100,23 +100,25 @@ def _ids(spec: object, number: int, word: str, quoted: bool, classes: tuple[str,
     if span:
         limit = len(classes) - 1
         raise UsageError(f"{spec}: class {span[2] or span[1]} of step {number} does not exist; the last is {limit}.")
-    alike = [c for c, name in enumerate(classes) if name.lower() == word.lower()]
-    if len(alike) > 1 and not quoted:
-        names = " or ".join(repr(classes[c]) for c in alike)
-        raise UsageError(f"{spec}: {word!r} in step {number} may mean {names}. Use the exact spelling.")
-    if quoted or not alike:
-        whole = [name for name in classes if word in re.split(r"[,/@]", name) and name != word]
+    matches = [c for c, name in enumerate(classes) if name.lower() == entry.lower()]
+    if len(matches) > 1 and not quoted:
+        names = " or ".join(repr(classes[c]) for c in matches)
+        raise UsageError(f"{spec}: {entry!r} in step {number} may mean {names}. Use the exact spelling.")
+    if quoted or not matches:
+        full_names = [name for name in classes if entry in re.split(r"[,/@]", name) and name != entry]
         hint = (
-            f'; the name with a comma, / or @ needs double quotes: "{whole[0]}".' if whole else nearest(word, classes)
+            f'; the name with a comma, / or @ needs double quotes: "{full_names[0]}".'
+            if full_names
+            else nearest(entry, classes)
         )
-        raise UsageError(f"{spec}: step {number} has no class {word!r}{hint}")
-    return alike
+        raise UsageError(f"{spec}: step {number} has no class {entry!r}{hint}")
+    return matches
 
 
 def workable_order(present: NDArray[np.bool_], lists: ClassLists, at_least: int = 1) -> ClassLists | None:
     """An order, with the same number of classes per step, in which every step has images without later classes.
 
-    Goes backwards from the last step and always takes the class that occurs in the fewest remaining images, because
+    Works backwards from the last step and always chooses the class that occurs in the fewest remaining images, because
     earlier steps lose these images. None if a step still gets fewer than `at_least`.
     """
     classes = [c for step in lists for c in step if c != 0]

@@ -64,29 +64,29 @@ def published(data_set: str, task: str, ids: Sequence[str]) -> Rows | None:
 def balanced(present: Presence, lists: Lists, names: Sequence[str]) -> tuple[Rows, list[str]]:
     """MiB's greedy assignment: every image goes to exactly one step so that each class gets its share of images.
 
-    For each class of the image: score = 120·(1 − given/total) + (Σ totals of the image's classes)/total. The class with
-    the highest score decides the step; the count of each class of the image in that step increases by one. Images are
-    visited by their smallest class id. The images of a step may contain old and future classes.
+    For each class of the image: score = 120·(1 − assigned/total) + (Σ totals of the image's classes)/total. The class
+    with the highest score decides the step; the count of each class of the image in that step increases by one. Images
+    are visited by their smallest class id. The images of a step may contain old and future classes.
     """
     step_of_class = {c: k for k, new in enumerate(lists) for c in new if c != 0}
     classes = np.array(sorted(step_of_class))
     steps = np.array([step_of_class[c] for c in classes])
     inside = present[:, classes]
     total = inside.sum(axis=0)
-    given = np.zeros(len(classes))
+    assigned = np.zeros(len(classes))
     chosen: list[list[int]] = [[] for _ in lists]
     labelled = np.flatnonzero(inside.any(axis=1))
     by_smallest_class = labelled[np.argsort(inside[labelled].argmax(axis=1), kind="stable")]
     for image in by_smallest_class:
-        here = np.flatnonzero(inside[image])
-        score = 120 * (1 - given[here] / total[here]) + total[here].sum() / total[here]
-        step = steps[here[np.argmax(score)]]
-        given[here[steps[here] == step]] += 1
+        columns = np.flatnonzero(inside[image])
+        score = 120 * (1 - assigned[columns] / total[columns]) + total[columns].sum() / total[columns]
+        step = steps[columns[np.argmax(score)]]
+        assigned[columns[steps[columns] == step]] += 1
         chosen[step].append(int(image))
     warnings = [
         f"class {c} ({names[c]}) gets {int(got)} of its {int(has)} images in its step; "
         f"{min(TARGET_IMAGES, int(has))} is the target"
-        for c, got, has in zip(classes, given, total, strict=True)
+        for c, got, has in zip(classes, assigned, total, strict=True)
         if got < min(TARGET_IMAGES, has)
     ]
     return [np.array(sorted(rows), np.intp) for rows in chosen], warnings

@@ -1,4 +1,4 @@
-"""Specification strings, SOURCE:TASK@PROTOCOL, and the class lists they stand for. TASK is one of
+"""Specification strings, SOURCE:TASK@PROTOCOL, and their class lists. TASK is one of
 
 15-1            the first 15 classes, then one at a time (the last step takes the remaining ones)
 15-1~7          the same, with a random class order (seed 7)
@@ -60,7 +60,7 @@ class Spec:
 
 
 def parse_spec(text: str) -> Spec:
-    """Parse a specification; an error names the unknown word and the nearest valid one.
+    """Parse a specification; an error names the unknown value and the nearest valid one.
 
     Does not check the data set; see `find_source`.
     """

@@ -20,7 +20,7 @@ Table = NDArray[np.uint8]
 
 
 class DataSet(Protocol):
-    """What a scenario needs to know about a data set (every `Source` has it)."""
+    """The attributes of a data set that a scenario uses; every `Source` has them."""
 
     name: str
     classes: tuple[str, ...]
@@ -74,7 +74,7 @@ class Scenario:
 
     @staticmethod
     def from_spec(spec: str, data: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> Scenario:
-        """The steps of a specification on the data in a folder; settings are given as {"train.holdout": 0.1}."""
+        """The steps of a specification on the data in a folder; settings such as {"train.holdout": 0.1}."""
         from sdrseg.datasets.scenarios import open_scenario
 
         return open_scenario(spec, data, settings)
@@ -153,48 +153,48 @@ def build_scenario(
     """
     lists = class_lists(spec, data.classes, left_out)
     unused = [c for c in range(len(data.classes)) if all(c not in step for step in lists)]
-    nowhere = dict.fromkeys(unused, 0) if left_out == "background" else {}
+    as_background = dict.fromkeys(unused, 0) if left_out == "background" else {}
     chosen, warnings = _train_images(spec, lists, data, train)
-    held = {id for id in train.ids if held_out(id, holdout)}
-    seen: set[str] = set()
+    held_out_ids = {id for id in train.ids if held_out(id, holdout)}
+    scored_ids: set[str] = set()
     steps = []
     for k, (new, train_ids) in enumerate(zip(lists, chosen, strict=True)):
         old = tuple(c for earlier in lists[:k] for c in earlier)
         future = tuple(c for later in lists[k + 1 :] for c in later)
         channels = old + new
-        taught = new or channels  # every part of a random split has labels for all classes
-        background = {0: 0, **nowhere} if data.score_background else {}
+        labelled = new or channels  # every part of a random split has labels for all classes
+        background = {0: 0, **as_background} if data.score_background else {}
         position = {c: i for i, c in enumerate(channels)}
         foreground = {c: i for c, i in position.items() if c != 0}
         masked = spec.protocol != "sequential"
-        train_map = dict.fromkeys((0, *old, *future), 0) | {c: position[c] for c in (taught if masked else channels)}
-        train_map |= nowhere
+        train_map = dict.fromkeys((0, *old, *future), 0) | {c: position[c] for c in (labelled if masked else channels)}
+        train_map |= as_background
         if masked and void_train == "background":
             train_map[VOID] = 0
         test_map = background | foreground
         if eval_future == "background" and data.score_background:
             test_map |= dict.fromkeys(future, 0)
         if holdout > 0 and holdout_scope == "step":
-            seen = set()
+            scored_ids = set()
             test_map = {c: i for c, i in train_map.items() if c != VOID and (i != 0 or data.score_background)}
-        seen = seen | held.intersection(train_ids)
-        scored, among = (train, seen) if holdout > 0 else (val, None)
+        scored_ids = scored_ids | held_out_ids.intersection(train_ids)
+        scored, subset = (train, scored_ids) if holdout > 0 else (val, None)
         steps.append(
             Step(
                 number=k,
                 new=new,
                 old=old,
                 future=future,
-                train_ids=tuple(id for id in train_ids if id not in held),
-                val_ids=_with_any(scored, taught, among),
-                test_ids=_with_any(scored, channels, among),
+                train_ids=tuple(id for id in train_ids if id not in held_out_ids),
+                val_ids=_with_any(scored, labelled, subset),
+                test_ids=_with_any(scored, channels, subset),
                 train_table=_table(train_map),
-                val_table=_table(background | {c: position[c] for c in taught if c != 0}),
+                val_table=_table(background | {c: position[c] for c in labelled if c != 0}),
                 test_table=_table(test_map),
                 test_split="train" if holdout > 0 else "val",
             )
         )
-        if holdout > 0 and train_ids and not held.intersection(train_ids):
+        if holdout > 0 and train_ids and not held_out_ids.intersection(train_ids):
             raise SdrsegError(
                 f"{spec}: train.holdout={holdout:g} holds out none of the {len(train_ids)} images of step {k}. "
                 f"Hold out a larger share, or add images."
@@ -227,10 +227,10 @@ def held_out(id: str, share: float) -> bool:
     return int.from_bytes(draw(None, f"hold out {id}")) < share * 2**64
 
 
-def _with_any(images: Labelled, classes: Sequence[int], among: set[str] | None = None) -> tuple[str, ...]:
+def _with_any(images: Labelled, classes: Sequence[int], subset: set[str] | None = None) -> tuple[str, ...]:
     wanted = [c for c in classes if c != 0]
     found = (images.ids[i] for i in np.flatnonzero(images.present[:, wanted].any(axis=1)))
-    return tuple(id for id in found if among is None or id in among)
+    return tuple(id for id in found if subset is None or id in subset)
 
 
 def _read_step(saved: Any, number: int) -> Step:
