@@ -204,7 +204,7 @@ def test_placement_of_strides(tmp_path, stored, wrong, right):
     network = fresh(nets[wrong])
     file = tmp_path / "resnet50.safetensors"
     save_file(network.encoder.state_dict(), file, metadata={"stride": stored})
-    said = f"for a ResNet {stored}, which has its stride on {right}. Set net.stride_on={right}"
+    said = f"for a ResNet {stored}, with its stride on {right}. Set net.stride_on={right}"
     refused(network, file, said, nets[wrong])
     load_weights(fresh(nets[right]), str(file), nets[right])
 
