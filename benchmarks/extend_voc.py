@@ -34,8 +34,9 @@ from sdrseg.config.read import parse_settings
 from sdrseg.datasets.batches import eval_batches
 from sdrseg.engine.bases import BaseStore
 from sdrseg.engine.checkpoint import save_tensors
+from sdrseg.engine.environment import source_commit
 from sdrseg.engine.evaluate import confusion, score_saved
-from sdrseg.engine.folder import RunFolder, source_commit
+from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.saved import open_step
 from sdrseg.engine.step import train_step
 from sdrseg.extend.parent import Parent, copy_steps

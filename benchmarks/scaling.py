@@ -48,7 +48,7 @@ def worker(args: argparse.Namespace) -> None:
     from sdrseg.distributed import Processes
     from sdrseg.engine.launch import make_fabric
     from sdrseg.engine.optimiser import make_optimiser
-    from sdrseg.engine.passes import make_pass
+    from sdrseg.engine.speed import make_pass
     from step import random_batch
 
     torch.set_num_threads(1)

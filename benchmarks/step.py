@@ -34,7 +34,7 @@ from sdrseg.datasets.augment import normalise
 from sdrseg.datasets.batches import Batch
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.optimiser import make_optimiser
-from sdrseg.engine.passes import make_pass
+from sdrseg.engine.speed import make_pass
 from sdrseg.methods import METHODS, StepInfo, method_layers
 from sdrseg.network import build_network
 from sdrseg.terminal import print_json, print_table

@@ -20,8 +20,9 @@ from sdrseg.datasets.augment import normalise
 from sdrseg.engine.fit import update
 from sdrseg.engine.launch import InterruptedRunError, make_fabric
 from sdrseg.engine.optimiser import make_optimiser
-from sdrseg.engine.passes import CompiledPass, make_pass
+from sdrseg.engine.passes import CompiledPass
 from sdrseg.engine.run import train
+from sdrseg.engine.speed import make_pass
 from sdrseg.methods import METHODS, Method, StepInfo
 from sdrseg.network import build_network
 

@@ -18,7 +18,8 @@ from sdrseg.datasets.cache import PixelCache
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.optimiser import make_optimiser
-from sdrseg.engine.passes import GraphPass, Pass, make_pass
+from sdrseg.engine.passes import GraphPass, Pass
+from sdrseg.engine.speed import make_pass
 from sdrseg.engine.watch import NoLog, Watch
 from sdrseg.methods import METHODS, Method, StepInfo, method_layers
 from sdrseg.network import Network, build_network

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from sdrseg.datasets.batches import Batch
 from sdrseg.engine.launch import make_fabric
-from sdrseg.engine.passes import CompiledPass, GraphPass, Pass, compiling_pays, make_pass, replayable
+from sdrseg.engine.passes import CompiledPass, GraphPass, Pass
+from sdrseg.engine.speed import compiling_pays, make_pass, replayable
 from sdrseg.errors import UsageError
 from sdrseg.kernels.upsampling import upsample, upsampled
 from sdrseg.methods import METHODS, Method, StepInfo

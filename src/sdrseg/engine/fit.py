@@ -83,7 +83,7 @@ def fit(
         parts = whole.split(config.run.accumulate)
         expected = None
         if len(parts) > 1:
-            assert isinstance(compute, Pass)  # a graph takes batches whole (passes.why_plain)
+            assert isinstance(compute, Pass)  # a graph takes batches whole (speed.why_plain)
             expected = compute.relabelled(whole, parts)
         method.expect(expected, len(parts))
         compute.zero_gradients()

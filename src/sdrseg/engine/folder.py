@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import platform
-import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from torch import Tensor
 
-from sdrseg import __version__
 from sdrseg.config import Config, saved_config
 from sdrseg.engine.checkpoint import load_entry, save_tensors
 from sdrseg.errors import SdrsegError
 from sdrseg.files import link_or_copy, sweep, write_json
 
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "segmentation-models-pytorch",
-    "timm",
-    "lightning",
-    "torchmetrics",
-    "numpy",
-    "pillow",
-)
 FORMAT = 1
 STATES = ("a.safetensors", "b.safetensors")  # of the state within a step: one is kept while the other is written
 _LOCKED: set[Path] = set()  # run folders locked by this process: record locks do not work within one process
@@ -40,20 +25,6 @@ _LOCKED: set[Path] = set()  # run folders locked by this process: record locks d
 def second_score(transform: str) -> str:
     """The file with the score of the last step for a transform other than eval.transform."""
     return f"metrics-{transform}.json"
-
-
-def source_commit() -> str | None:
-    """The Git commit of this package: $SDRSEG_COMMIT, or that of its checkout; else None."""
-    if commit := os.environ.get("SDRSEG_COMMIT"):
-        return commit
-    root = Path(__file__).resolve().parents[3]
-    if not (root / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 class RunInUseError(SdrsegError):
@@ -149,25 +120,8 @@ class RunFolder:
         self._lock = lock
         _LOCKED.add(folder)
 
-    def note_environment(self, device: str, world: int, data: Path | None = None) -> None:
-        """Add this start to environment.json: a run may be resumed on other machines."""
-        versions = {}
-        for package in PACKAGES:
-            try:
-                versions[package] = version(package)
-            except PackageNotFoundError:
-                versions[package] = "absent"
-        current = {
-            "sdrseg": __version__,
-            "commit": source_commit(),
-            "python": platform.python_version(),
-            "system": f"{platform.system()} {platform.machine()}",
-            "device": device,
-            "processes": world,
-            "cores": os.cpu_count(),
-            "data": None if data is None else str(data.resolve()),
-            "packages": versions,
-        }
+    def note_environment(self, current: dict[str, Any]) -> None:
+        """Add the environment of this start to environment.json: a run may be resumed on other machines."""
         known = self.read_json("environment.json") if (self.path / "environment.json").exists() else []
         if not known or known[-1] != current:
             write_json(self.path / "environment.json", [*known, current])

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from sdrseg import __version__
 from sdrseg.config import Config
 from sdrseg.datasets import open_source
 from sdrseg.datasets.batches import train_order
@@ -23,7 +22,8 @@ from sdrseg.datasets.sealed import Sealed
 from sdrseg.datasets.source import Source, Split
 from sdrseg.distributed import Processes
 from sdrseg.engine.bases import BaseStore, base_key, base_of
-from sdrseg.engine.folder import RunFolder, source_commit
+from sdrseg.engine.environment import environment
+from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.launch import Interruption, make_fabric
 from sdrseg.engine.trackers import Trackers
 from sdrseg.engine.watch import Log, NoLog
@@ -192,13 +192,12 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
     """Lock the run folder and write its metadata. The caller has to close it in any case."""
     if job.folder.open(identity, job.config) and (job.folder.path / "scenario.json").exists():
         _require_same_data(job, job.folder.read_json("scenario.json"))
-    device = _device_name(job.fabric.device)
-    job.folder.note_environment(device, job.processes.world, job.data)
+    facts = environment(_device_name(job.fabric.device), job.processes.world, job.data)
+    job.folder.note_environment(facts)
     write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": _digests(job)})
     trackers = Trackers(job.config.run.loggers, job.folder.path, identity, job.config.to_dict(), job.oracle)
     job.log = Log(job.folder.path, trackers)
-    machine = {"sdrseg": __version__, "processes": job.processes.world, "device": device, "commit": source_commit()}
-    job.log.write("start", **identity, **machine)
+    job.log.write("start", **identity, **{key: facts[key] for key in ("sdrseg", "processes", "device", "commit")})
     for note in job.source.notes:
         job.display.say(note)
     for warning in job.scenario.warnings:

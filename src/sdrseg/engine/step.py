@@ -21,9 +21,9 @@ from sdrseg.engine.fit import fit, survey
 from sdrseg.engine.job import Job
 from sdrseg.engine.launch import cpu_warning
 from sdrseg.engine.optimiser import make_optimiser
-from sdrseg.engine.passes import make_pass
 from sdrseg.engine.saved import open_step
 from sdrseg.engine.shared import surveyed
+from sdrseg.engine.speed import make_pass
 from sdrseg.engine.watch import NotFiniteError, Watch
 from sdrseg.errors import quantity
 from sdrseg.methods import Method, StepInfo
