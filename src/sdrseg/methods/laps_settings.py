@@ -1,0 +1,44 @@
+"""The settings of LAPS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sdrseg.config.switches import later, switch
+
+
+@dataclass(frozen=True)
+class Laps:
+    """Sigmoid rows and a memory of old classes (LAPS)."""
+
+    memory: Literal["gaussian", "prototype", "features"] = switch(
+        "gaussian",
+        "what is kept of each class: mean with low-rank and diagonal covariance, and clusters of background; mean and "
+        "variance; or feature vectors (512 per class, 8,192 of background)",
+    )
+    rank: int = switch(16, "rank of a class's covariance, in addition to the diagonal, for memory = gaussian", 0, 256)
+    clusters: int = switch(64, "number of clusters of background, for memory = gaussian", 1, 1024)
+    positive_base: float = switch(2.0, "weight of a class's own pixels in step 0", 0)
+    positive: float = later(3.0, "weight of a class's own pixels in later steps", 0)
+    replay: float = later(
+        1.0, "weight of remembered points: 1: their share of all data seen so far; 0: they are not replayed", 0
+    )
+    versus: float = later(1.0, "weight of the softmax of old rows against new ones on remembered features", 0)
+    anchor: float = later(
+        0.0, "weight of the change of the decoder's output where the teacher predicts an old class", 0
+    )
+    row_rate: float = later(10.0, "learning-rate multiplier of new rows, on top of the decoder's", 0)
+    init: Literal["small", "closed_form"] = later(
+        "closed_form", "new rows start near zero with bias −3, or as linear discriminants of the step's features"
+    )
+    on_new: Literal["teacher", "skip", "no"] = later(
+        "teacher",
+        "target of old rows where the label is a new class: the teacher's probability, none (skip), or 0 (no)",
+    )
+    prior: Literal["seen", "average"] = later(
+        "seen",
+        "assumed frequency of a new class: as in all data seen so far, or at least that of an average old class (few "
+        "images do not show it)",
+    )
+    drift: bool = later(False, "shift the memory with the features of old classes, where the teacher predicts them")
