@@ -9,7 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import ClassVar
 
-from sdrseg.datasets.source import PICTURE_SUFFIXES, PictureFiles, Problem, Split, find_by_id
+from sdrseg.datasets.pictures import PICTURE_SUFFIXES
+from sdrseg.datasets.source import PictureFiles, Problem, Split, find_by_id
 from sdrseg.errors import DataError
 
 HOME = "http://data.csail.mit.edu/places/ADEchallenge/ADEChallengeData2016.zip"

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from sdrseg.datasets.source import PICTURE_SUFFIXES, Array, PictureFiles, Problem, Split, find_by_id
+from sdrseg.datasets.pictures import PICTURE_SUFFIXES
+from sdrseg.datasets.source import Array, PictureFiles, Problem, Split, find_by_id
 from sdrseg.errors import DataError
 
 CLASSES = tuple(

@@ -16,7 +16,8 @@ from sdrseg.config import Config
 from sdrseg.datasets import open_source
 from sdrseg.datasets.batches import Batch, survey_batches
 from sdrseg.datasets.extended import Extended
-from sdrseg.datasets.source import PICTURE_SUFFIXES, Array, Source, Split, find_by_id, read_image
+from sdrseg.datasets.pictures import PICTURE_SUFFIXES, read_image
+from sdrseg.datasets.source import Array, Source, Split, find_by_id
 from sdrseg.decision import Decision, decide
 from sdrseg.engine.checkpoint import save_tensors
 from sdrseg.engine.job import Job

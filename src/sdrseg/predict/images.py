@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from sdrseg.datasets.heif import allow_heif
-from sdrseg.datasets.source import PICTURE_SUFFIXES, Array, find_files, open_picture, rgb
+from sdrseg.datasets.pictures import PICTURE_SUFFIXES, open_picture, rgb
+from sdrseg.datasets.source import Array, find_files
 from sdrseg.errors import DataError, SdrsegError, quantity
 
 LONGEST = 200  # bytes of a name; longer names are shortened

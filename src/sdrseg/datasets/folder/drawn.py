@@ -16,7 +16,8 @@ from sdrseg.datasets.folder.classes import Classes
 from sdrseg.datasets.folder.painting import FINE_PIXELS, FINER, paint
 from sdrseg.datasets.folder.settings import Settings
 from sdrseg.datasets.folder.splits import SPLITS, Splits, check_splits, lists_or_share
-from sdrseg.datasets.source import Array, Problem, Source, Split, read_image
+from sdrseg.datasets.pictures import read_image
+from sdrseg.datasets.source import Array, Problem, Source, Split
 from sdrseg.labels import VOID
 
 

@@ -12,7 +12,8 @@ from sdrseg.datasets.folder.drawn import Drawing, Drawn
 from sdrseg.datasets.folder.painting import BrokenError, drawing
 from sdrseg.datasets.folder.settings import read_settings, read_text
 from sdrseg.datasets.folder.splits import LAYOUTS, choose_parts, part_of
-from sdrseg.datasets.source import PICTURE_SUFFIXES, Problem, Split, find_by_id, find_files, picture_size
+from sdrseg.datasets.pictures import PICTURE_SUFFIXES, picture_size
+from sdrseg.datasets.source import Problem, Split, find_by_id, find_files
 from sdrseg.errors import DataError, quantity
 from sdrseg.labels import VOID
 

@@ -23,7 +23,8 @@ from sdrseg.datasets.folder.splits import (
     lists_or_share,
     unpaired,
 )
-from sdrseg.datasets.source import PICTURE_SUFFIXES, Array, PictureFiles, Problem, open_picture, read_label
+from sdrseg.datasets.pictures import PICTURE_SUFFIXES, open_picture, read_label
+from sdrseg.datasets.source import Array, PictureFiles, Problem
 from sdrseg.errors import DataError, quantity
 
 LABELMAP = "labelmap.txt"

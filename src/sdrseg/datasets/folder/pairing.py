@@ -8,7 +8,8 @@ from pathlib import Path, PurePosixPath
 
 from sdrseg.datasets.folder.settings import read_text
 from sdrseg.datasets.folder.splits import LAYOUTS, list_files, part_of, split_folders
-from sdrseg.datasets.source import PICTURE_SUFFIXES, Problem, find_by_id, find_files, subfolders
+from sdrseg.datasets.pictures import PICTURE_SUFFIXES
+from sdrseg.datasets.source import Problem, find_by_id, find_files, subfolders
 from sdrseg.errors import DataError
 
 IMAGES = ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "rgb")

@@ -14,7 +14,8 @@ from sdrseg.datasets.folder.coco_file import load_json, read_categories
 from sdrseg.datasets.folder.coding import pack
 from sdrseg.datasets.folder.settings import read_settings
 from sdrseg.datasets.folder.splits import LAYOUTS, SPLITS, Splits, check_splits, choose_parts, lists_or_share, part_of
-from sdrseg.datasets.source import Array, PictureFiles, Problem, read_label
+from sdrseg.datasets.pictures import read_label
+from sdrseg.datasets.source import Array, PictureFiles, Problem
 from sdrseg.errors import DataError
 from sdrseg.labels import VOID
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from sdrseg.datasets.folder.coding import pack
-from sdrseg.datasets.source import MAX_CLASSES, read_label
+from sdrseg.datasets.pictures import read_label
+from sdrseg.datasets.source import MAX_CLASSES
 from sdrseg.errors import DataError
 from sdrseg.labels import VOID
 

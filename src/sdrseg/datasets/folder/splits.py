@@ -7,7 +7,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeVar, get_args
 
 from sdrseg.datasets.folder.settings import Settings, read_text
-from sdrseg.datasets.source import PICTURE_SUFFIXES, Problem, Split, subfolders
+from sdrseg.datasets.pictures import PICTURE_SUFFIXES
+from sdrseg.datasets.source import Problem, Split, subfolders
 from sdrseg.errors import DataError
 from sdrseg.scenario.spec import draw
 

@@ -13,7 +13,8 @@ from sdrseg.datasets.folder.drawn import Drawing, Drawn
 from sdrseg.datasets.folder.painting import BrokenError, drawing
 from sdrseg.datasets.folder.settings import read_settings, read_text
 from sdrseg.datasets.folder.splits import LAYOUTS, NAMES, choose_parts
-from sdrseg.datasets.source import PICTURE_SUFFIXES, Problem, Split, find_by_id, picture_size
+from sdrseg.datasets.pictures import PICTURE_SUFFIXES, picture_size
+from sdrseg.datasets.source import Problem, Split, find_by_id
 from sdrseg.errors import DataError
 
 FILES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
