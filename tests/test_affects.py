@@ -141,7 +141,7 @@ def test_later_steps_have_values_of_their_own():
     assert (config.optim.lr, config.net.bn) == (1e-3, "train")
 
 
-def test_whatever_is_later_has_a_setting_it_stands_for():
+def test_every_later_setting_replaces_a_setting():
     keys = {s.key: s for s in Config().settings()}
     assert {key for key, s in keys.items() if s.affects == "later"} == LATER
     assert all(key.removesuffix("_later") in keys for key in LATER)
@@ -153,7 +153,7 @@ POD = section("pod", {"weight": setting(10.0, "λ", 0), "weight_later": setting(
                       "scales": setting(3, "how many", 1), "note": setting("a", "", affects="nothing")})  # fmt: skip
 
 
-def test_a_section_of_a_method_is_read_written_and_told_apart(tmp_path):
+def test_a_section_of_a_method_is_read_written_and_compared(tmp_path):
     (tmp_path / "own.toml").write_text("[pod]\nscales = 4\n")
     config = load_config(
         "voc", tmp_path / "own.toml", parse_settings(["pod.weight=3", "pod.weight_later=2"]), own={"pod": POD}

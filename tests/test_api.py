@@ -85,7 +85,7 @@ def test_one_image_in_every_form(trained, tmp_path):
     np.testing.assert_array_equal(grey.mask, model.predict(torch.from_numpy(SCENE[:, :, 0].copy())[None]).mask)
 
 
-def test_what_a_prediction_holds(trained, tmp_path):
+def test_the_contents_of_a_prediction(trained, tmp_path):
     model = sdrseg.load(str(trained), step=1, device="cpu")
     assert repr(model) == "<Model of shapes:8-1@disjoint, step 1: 10 classes>"
     assert [c.id for c in model.classes] == list(range(10)) and model.classes[9].step == 1
@@ -162,7 +162,7 @@ def test_a_syntax_error_is_named_with_its_line(tmp_path):
         sdrseg.train("shapes:9-1@disjoint", str(tmp_path / "mine.py"), tmp_path / "run")
 
 
-def test_a_method_of_ones_own_trains(tmp_path):
+def test_a_custom_method_trains(tmp_path):
     @sdrseg.register_method
     class Mine(sdrseg.Method):
         name = "mine"
@@ -257,7 +257,7 @@ def test_a_file_in_place_of_a_name(tmp_path):
         (OWN.format(name="new", own=False) + "raise ValueError('no')", "ValueError: no"),
     ],
 )
-def test_files_that_are_no_methods(content, message, tmp_path):
+def test_files_that_are_not_methods(content, message, tmp_path):
     before = dict(METHODS)
     if content is not None:
         (tmp_path / "mine.py").write_text(content)

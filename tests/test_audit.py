@@ -191,7 +191,7 @@ def test_one_of_each_disease(tree: Tree, tmp_path: Path):
     assert sorted((p.kind, p.file) for p in audit(tree.open())[0].problems) == problems
 
 
-def test_a_class_that_no_image_holds(tree: Tree):
+def test_a_class_without_images(tree: Tree):
     tree.classes = ("background", "cat", "dog", "yeti")
     tree.add("yeti", mask=np.full((2, 3), 3, np.uint8), split="val")
     (problem,) = audit(tree.open())[0].problems
@@ -211,7 +211,7 @@ def test_every_file_broken(tmp_path: Path):
 # --- pictures of all kinds --------------------------------------------------------------------------------------------
 
 
-def test_images_are_turned_as_their_exif_says(tree: Tree):
+def test_images_are_rotated_by_their_exif_orientation(tree: Tree):
     """A camera's portrait: stored lying, shown upright; its mask was drawn upright."""
     upright = np.random.default_rng(0).integers(0, 256, (16, 8, 3)).astype(np.uint8)
     exif = Image.Exif()

@@ -278,7 +278,7 @@ def test_the_share_of_padding_is_that_of_the_specification():
 # --- rrc --------------------------------------------------------------------------------------------------------------
 
 
-def test_rrc_covers_what_the_specification_says():
+def test_rrc_covers_the_areas_of_the_specification():
     """docs/specification.md, 3.1: crops of 500×375 cover 67 % (median), 14 % the whole image; always 50 to 100 %."""
     views = drawn(rrc, number=10_000)
     areas = [(v.rows.high - v.rows.low) * (v.columns.high - v.columns.low) / (375 * 500) for v in views]

@@ -53,7 +53,7 @@ def test_tiny_kernels_and_sizes(printed):
     assert "convolution, 3×3" in said["kinds"] and 0 < sum(said["kinds"].values()) <= said["new_ms"]
 
 
-def test_short_runs_on_ones_own_data_do_not_diverge(printed):
+def test_short_runs_on_own_data_do_not_diverge(printed):
     """ILT from random weights with two old classes: at VOC's values `enc` is not finite from iteration 4 on."""
     words = ["--methods", "ilt", "--old", "2", "--crop", "64", "--batch", "4", "--iterations", "28"]
     (row,) = printed("stability.py", *words)["rows"]

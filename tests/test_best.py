@@ -91,7 +91,7 @@ def test_a_resumed_run_knows_its_best_model(tmp_path, monkeypatch):
         (["eval.every=1"], r"eval\.every scores during training"),
     ],
 )
-def test_what_is_missing_is_said_before_anything_is_made(tmp_path, settings, message):
+def test_missing_files_are_reported_before_any_work(tmp_path, settings, message):
     with pytest.raises(UsageError, match=message):
         run(tmp_path / "run", "ft", *settings)
     assert not (tmp_path / "run").exists()

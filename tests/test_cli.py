@@ -177,7 +177,7 @@ def test_odd_names_are_printed_as_they_are(sdrseg, tmp_path: Path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of bytes")
-def test_names_that_are_no_utf8(tmp_path: Path):
+def test_names_that_are_not_utf8(tmp_path: Path):
     root = os.fsencode(tmp_path) + b"/caf\xe9"
     make_folder(tmp_path / "plain", "a")
     (tmp_path / "plain").rename(os.fsdecode(root))

@@ -114,7 +114,7 @@ def test_polygons_differ_from_pycocotools_on_the_boundary_only(seed: int, corner
         assert (ours & theirs).sum() / (ours | theirs).sum() > 0.93
 
 
-def test_a_polygon_covers_the_pixels_whose_centre_it_holds(tmp_path: Path) -> None:
+def test_a_polygon_covers_the_pixels_whose_centre_it_contains(tmp_path: Path) -> None:
     source = with_one_image(tmp_path, drawn(1, SQUARE), drawn(2, [[4.4, 0, 6, 0, 6, 0.6, 4.4, 0.6]], 7))
     assert source.mask("a").tolist() == [
         [0, 0, 0, 0, 2, 2],  # 4.4 to 6 holds the centres 4.5 and 5.5
@@ -218,7 +218,7 @@ def test_a_broken_annotation_is_a_problem(tmp_path: Path, broken: Any, kind: str
     assert source.mask("a").sum() == 6  # the sound annotation
 
 
-def test_a_polygon_outside_beside_one_inside_is_no_problem(tmp_path: Path) -> None:
+def test_a_polygon_outside_next_to_one_inside_is_not_a_problem(tmp_path: Path) -> None:
     source = with_one_image(tmp_path, drawn(5, [*SQUARE, [6, 0, 9, 0, 9, 3]]))
     assert source.problems() == [] and source.mask("a").sum() == 6
 
@@ -354,7 +354,7 @@ def test_one_file_is_split_by_lists_or_by_a_share(tmp_path: Path) -> None:
     assert found(source) == [("no image", "line 3: no image has the id 'none'")]
 
 
-def test_classes_and_masks_beside_the_json_are_refused(tmp_path: Path) -> None:
+def test_classes_and_masks_next_to_the_json_are_errors(tmp_path: Path) -> None:
     with_one_image(tmp_path)
     toml = tmp_path / "dataset.toml"
     for line in ('classes = ["a", "b"]', "ignore = 255", 'colours = ["#000000"]'):

@@ -43,7 +43,7 @@ def test_each_image_by_its_own_factors_and_padding_not_at_all():
     assert torch.equal(recolour(given, torch.from_numpy(outside), torch.ones(2, 3)), given)
 
 
-def test_factors_lie_around_one_and_follow_from_seed_epoch_and_id():
+def test_factors_are_around_one_and_depend_on_seed_epoch_and_id():
     drawn = [colour_factors(0, epoch, "a", 0.3) for epoch in range(500)]
     assert 0.7 <= np.min(drawn) < 0.72 and 1.28 < np.max(drawn) <= 1.3
     assert np.mean(drawn, axis=0) == pytest.approx([1, 1, 1], abs=0.03)

@@ -276,7 +276,7 @@ def test_a_recording_does_not_mind_a_thread_that_pins_memory():
     assert compute._graph is not None
 
 
-def test_the_state_of_the_optimiser_goes_on_exactly(tmp_path):
+def test_the_state_of_the_optimiser_is_restored_exactly(tmp_path):
     config = load_config("shapes")
     results = []
     for interrupted in (False, True):

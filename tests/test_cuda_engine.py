@@ -23,7 +23,7 @@ from sdrseg.scenario import parse_spec
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def test_a_run_is_replayed_and_says_so(finished):
+def test_a_run_is_replayed_and_logs_it(finished):
     lines = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
     assert {line["how"] for line in lines if line["event"] == "passes"} == {"plain, replayed as a CUDA graph"}
 

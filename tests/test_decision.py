@@ -53,7 +53,7 @@ def by_sigmoids(tmp_path_factory):
     return folder / "run"
 
 
-def test_lwf_mc_answers_with_sigmoids(by_sigmoids):
+def test_lwf_mc_decides_by_sigmoids(by_sigmoids):
     assert [json.loads(f.read_text())["decision"] for f in sorted(by_sigmoids.glob("steps/*/meta.json"))] == [
         "sigmoid_all"
     ] * 3
@@ -64,7 +64,7 @@ def test_lwf_mc_answers_with_sigmoids(by_sigmoids):
     assert all(again["same"] for again in score_again(by_sigmoids))
 
 
-def test_background_is_where_no_class_says_yes(by_sigmoids, tmp_path):
+def test_background_is_where_no_class_is_positive(by_sigmoids, tmp_path):
     """The same weights under another decision: predict, evaluate and export follow meta.json."""
     pytest.importorskip("onnxruntime")
     from sdrseg.exporting import export_model
@@ -89,7 +89,7 @@ def test_background_is_where_no_class_says_yes(by_sigmoids, tmp_path):
     np.testing.assert_allclose(again.probabilities, pinned.probabilities, atol=1e-4)
 
 
-def test_a_decision_that_is_none_is_named(by_sigmoids, tmp_path):
+def test_an_unknown_decision_is_named(by_sigmoids, tmp_path):
     shutil.copytree(by_sigmoids, tmp_path / "run")
     meta = tmp_path / "run/steps/2/meta.json"
     meta.write_text(json.dumps(json.loads(meta.read_text()) | {"decision": "vote"}))

@@ -193,7 +193,7 @@ def test_the_readme_quotes_the_files_of_results(monkeypatch):
     assert f"take {100 * (1 - without['ms'] / sdr['ms']):.1f} % of it" in readme
 
 
-def test_the_citation_says_what_the_package_and_the_paper_say():
+def test_the_citation_agrees_with_the_package_and_the_paper():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert (citation["cff-version"], citation["type"], citation["title"]) == ("1.2.0", "software", "sdrseg")
     assert (citation["version"], citation["license"]) == (__version__, "Apache-2.0") and citation["message"]

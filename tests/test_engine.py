@@ -93,7 +93,7 @@ def test_other_scores_are_explained_where_the_data_changed(finished, tmp_path):
     assert "was scored on other images or masks" in results[2]["difference"]
 
 
-def test_offline_with_several_steps_is_said_to_be_no_bound(tmp_path):
+def test_offline_with_several_steps_warns_that_it_is_not_a_bound(tmp_path):
     display = Quiet()
     train(SPEC, "offline", tmp_path / "run", settings=parse_settings(TINY), bases=tmp_path / "bases", display=display)
     assert any("offline is fine-tuning, not an upper bound" in said for said in display.said if isinstance(said, str))
@@ -136,7 +136,7 @@ def test_a_base_belongs_to_protocols_that_treat_the_background_alike(tmp_path):
     assert base_key(facts[0], parts, *facts[2:], "disjoint") != keys["disjoint"]
 
 
-def test_the_store_may_lie_in_the_run(tmp_path):
+def test_the_store_may_be_in_the_run(tmp_path):
     run(tmp_path / "run", "ft", bases=tmp_path / "run/bases")
     assert len(list((tmp_path / "run/bases").iterdir())) == 1
 
@@ -147,7 +147,7 @@ def test_a_run_that_is_refused_makes_no_store(tmp_path):
     assert not (tmp_path / "deep").exists()
 
 
-def test_a_run_that_was_trained_otherwise_does_not_go_on(finished, tmp_path):
+def test_a_run_of_another_configuration_is_not_resumed(finished, tmp_path):
     """Such as one of an earlier version, which says nothing of a recipe."""
     shutil.copytree(finished, tmp_path / "run")
     saved = json.loads((finished / "config.json").read_text())
@@ -157,7 +157,7 @@ def test_a_run_that_was_trained_otherwise_does_not_go_on(finished, tmp_path):
         run(tmp_path / "run")
 
 
-def test_a_run_goes_on_with_a_later_version_of_the_package(finished, tmp_path, monkeypatch):
+def test_a_run_is_resumed_with_a_later_version_of_the_package(finished, tmp_path, monkeypatch):
     shutil.copytree(finished, tmp_path / "run")
     monkeypatch.setattr("sdrseg.__version__", "9.9")
     monkeypatch.setattr("sdrseg.engine.folder.__version__", "9.9")
@@ -174,7 +174,7 @@ def test_a_damaged_folder_is_not_held_on_to(finished, tmp_path):
             run(tmp_path / "run")
 
 
-def test_the_preset_and_its_learning_rates_are_said(tmp_path):
+def test_the_preset_and_its_learning_rates_are_printed(tmp_path):
     said = Quiet()
     train(
         SPEC, "ft", tmp_path / "run", settings=parse_settings([*TINY, "optim.decoder_lr_factor_later=5"]), display=said
@@ -239,7 +239,7 @@ def test_scoring_during_training_without_held_out_images_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_order_of_images_alone_says_how_many_iterations_there_are(tmp_path, monkeypatch):
+def test_the_order_of_images_determines_the_number_of_iterations(tmp_path, monkeypatch):
     config = load_config(
         "shapes", None, parse_settings([*TINY, "train.epochs=3", "train.epochs_later=2", "train.batch_size_later=5"])
     )
@@ -375,14 +375,14 @@ def test_a_full_disk_stops_the_run_with_the_last_state_intact(finished, tmp_path
         subprocess.run(["umount", "-l", disk])
 
 
-def test_too_few_images_for_a_batch_is_said_before_anything_is_done(tmp_path):
+def test_too_few_images_for_a_batch_is_reported_before_any_work(tmp_path):
     with pytest.raises(SdrsegError, match=r"step 0 .* fewer than the batch of 500"):
         run(tmp_path / "run", "sdr", "train.batch_size=500")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("wrong", ["net.encoder=resnet5", "net.weights=/nowhere.pth", "net.decoder=dpt"])
-def test_a_wrong_network_is_said_before_the_folder_is_made(tmp_path, wrong):
+def test_a_wrong_network_is_reported_before_the_folder_is_made(tmp_path, wrong):
     with pytest.raises(SdrsegError, match=wrong.split("=")[0]):
         run(tmp_path / "run", "sdr", wrong)
     assert not (tmp_path / "run").exists()
@@ -399,7 +399,7 @@ def test_a_stored_base_needs_no_weights(finished, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["file", "file/below", "closed", "closed/below"])
-def test_a_store_that_cannot_be_written_is_said_before_the_folder_is_made(tmp_path, where):
+def test_a_store_that_cannot_be_written_is_reported_before_the_folder_is_made(tmp_path, where):
     (tmp_path / "file").write_text("")
     (tmp_path / "closed").mkdir(mode=0o500)
     if where.startswith("closed") and os.access(tmp_path / "closed", os.W_OK):
@@ -485,7 +485,7 @@ def test_tensors_on_disk_are_checked(tmp_path):
         load_tensors(tmp_path / "text")
 
 
-def test_the_state_of_a_fused_optimiser_goes_on_exactly(tmp_path):
+def test_the_state_of_a_fused_optimiser_is_restored_exactly(tmp_path):
     """Fused code goes through weights and momentum as they lie in memory; files hold them row by row."""
     torch.manual_seed(0)
     images = torch.randn(3, 2, 3, 32, 32)

@@ -26,7 +26,7 @@ from sdrseg.predict import ClassInfo, Model, load
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 64), (65, 129), (200, 150), (512, 512)])
-def test_answers_as_pytorch_does_at_every_size(size, trained, exported):
+def test_the_file_gives_the_logits_of_pytorch_at_every_size(size, trained, exported):
     network, batch = load(trained, device="cpu").network, 1 + size[0] % 2
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (batch, 3, *size), dtype=np.uint8))
     with torch.no_grad():
@@ -41,7 +41,7 @@ def test_answers_as_pytorch_does_at_every_size(size, trained, exported):
     np.testing.assert_array_equal(mask[sure], ids[expected.argmax(1)][sure])
 
 
-def test_what_the_file_says(trained, exported):
+def test_the_metadata_of_the_file(trained, exported):
     model = onnx.load(exported)
     onnx.checker.check_model(model, full_check=True)
     shapes = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
@@ -128,7 +128,7 @@ def test_a_network_that_cannot_be_exported_is_refused(trained, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_answers_otherwise_is_not_written(trained, exported, tmp_path, monkeypatch):
+def test_a_file_with_other_outputs_is_not_written(trained, exported, tmp_path, monkeypatch):
     proto = onnx.load(exported)
     monkeypatch.setattr(export, "_onnx", lambda *_: proto)
     real = load(trained, device="cpu")

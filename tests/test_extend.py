@@ -180,7 +180,7 @@ def test_classes_are_renamed_and_removed(place, tmp_path):
     assert not (tmp_path / "never").exists()
 
 
-def test_what_cannot_be_is_said_before_anything_is_made(place, tmp_path):
+def test_impossible_requests_are_reported_before_any_work(place, tmp_path):
     masks_folder(tmp_path / "labelled", 7, 4, all_labelled=True)
     masks_folder(tmp_path / "empty", 7, 4)
     for mask in (tmp_path / "empty/masks").iterdir():
@@ -230,7 +230,7 @@ def test_masks_of_old_classes_too_are_learned_or_hidden_as_asked(place, tmp_path
     assert seen["overlapped"] == {0, 7} and seen["sequential"] > {0, 7}
 
 
-def test_one_image_is_enough_and_what_it_means_is_said(place, tmp_path):
+def test_one_image_is_enough_with_a_note(place, tmp_path):
     masks_folder(tmp_path / "one", 7, 1)
     said = Quiet()
     done = extend(place / "run", tmp_path / "one", tmp_path / "out", settings={"train.epochs": 2}, display=said)
@@ -243,7 +243,7 @@ def test_one_image_is_enough_and_what_it_means_is_said(place, tmp_path):
     assert done.forecast["trained"] == 1 and done.forecast["held_out"] == 0 and done.result["new_iou"] is not None
 
 
-def test_without_the_old_data_it_goes_on_and_says_so(place, tmp_path):
+def test_without_the_old_data_it_continues_with_a_note(place, tmp_path):
     base_folder(tmp_path / "base", 24)
     given = {"settings": {**SMALL, **QUICK}, "bases": tmp_path / "bases"}
     train("folder:offline", "ft", tmp_path / "run", data=tmp_path / "base", **given, display=Quiet())

@@ -34,7 +34,7 @@ def begun(name: str, decoder: str, n_old: int = 2):
 
 
 @pytest.mark.parametrize(("decoder", "size", "cells"), [("deeplabv3", 40, 3), ("deeplabv3", 48, 3), ("pan", 40, 8)])
-def test_labels_lie_on_the_cells_of_the_features(decoder, size, cells):
+def test_labels_match_the_cells_of_the_features(decoder, size, cells):
     """Cells begin every 16 pixels: 0, 16, 32, and with pan, which pads to 128, five more outside the image."""
     method, student = begun("sdr", decoder)
     batch = striped(size)

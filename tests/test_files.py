@@ -83,7 +83,7 @@ def test_a_failure_after_the_block_leaves_what_was_there(tmp_path: Path, monkeyp
     assert path.read_bytes() == b"old" and listing(tmp_path) == ["a.bin"]
 
 
-def test_a_folder_that_cannot_be_synced_is_no_failure(tmp_path: Path, monkeypatch):
+def test_a_folder_that_cannot_be_synced_is_not_an_error(tmp_path: Path, monkeypatch):
     """Some network file systems refuse to sync folders; the file is there all the same."""
     real = os.open
     monkeypatch.setattr(os, "open", lambda path, *a, **k: os_error() if Path(path).is_dir() else real(path, *a, **k))

@@ -72,7 +72,7 @@ def fails(*words: object) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mode", [None, "P"])
-def test_grey_and_palette_masks_hold_class_ids(tmp_path: Path, mode: str | None) -> None:
+def test_grey_and_palette_masks_contain_class_ids(tmp_path: Path, mode: str | None) -> None:
     folder = one_mask(tmp_path, CLASSES, [[0, 1, 2], [7, 254, 255]], mode=mode)
     label = folder.mask("a")
     assert label.dtype == np.uint8
@@ -381,7 +381,7 @@ def test_files_that_do_not_pair_are_problems(tmp_path: Path) -> None:
     assert problems(folder) == [("a.png", "duplicate id"), ("image only.jpg", "no mask"), ("mask only.png", "no image")]
 
 
-def test_pictures_beside_the_split_folders_are_problems(tmp_path: Path) -> None:
+def test_pictures_next_to_the_split_folders_are_problems(tmp_path: Path) -> None:
     write(tmp_path)
     for split in ("train", "val"):
         add(tmp_path, "a", images=f"images/{split}", masks=f"masks/{split}")

@@ -55,7 +55,7 @@ def test_a_base_is_imported_into_the_store_alone(tmp_path, key):
     assert tree(tmp_path) == before
 
 
-def test_the_files_of_a_base_lie_in_its_folder(tmp_path):
+def test_the_files_of_a_base_are_in_its_folder(tmp_path):
     write_base(tmp_path / "other", {"key": "k"}, {"w": torch.ones(2)}, {"m": torch.zeros(1)})
     write_base(tmp_path / "foreign", {"key": "k"}, {"w": torch.ones(2)}, {"m": torch.zeros(1)})
     meta = json.loads((tmp_path / "foreign/meta.json").read_text())
@@ -75,7 +75,7 @@ def test_a_stored_base_is_not_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("text", ['{"name": "web page"}', "[]", '{"format": 1, "config": 3}'])
-def test_a_folder_that_is_no_run_is_left_alone(tmp_path, text):
+def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path, text):
     project = tmp_path / "project"
     (project / ".cache").mkdir(parents=True)
     (project / "config.json").write_text(text)
@@ -103,7 +103,7 @@ def test_only_our_own_left_overs_are_swept(tmp_path):
     assert not any(file.exists() for file in ours) and all(file.exists() for file in others)
 
 
-def test_a_link_is_no_left_over(tmp_path):
+def test_a_link_is_not_swept_away(tmp_path):
     (tmp_path / ".x.0123abcd.tmp").symlink_to(tmp_path / "away")
     sweep(tmp_path)
     assert (tmp_path / ".x.0123abcd.tmp").is_symlink()

@@ -161,11 +161,11 @@ def test_classes_that_annotations_name_are_merged(roots, name):
     toml.unlink()
 
 
-def test_a_dummy_category_is_left_out_and_said(roots):
+def test_a_dummy_category_is_left_out_and_named(roots):
     assert "Category 'animals' is only a parent of others" in " ".join(open_folder(roots["roboflow_coco"]).notes)
 
 
-def test_two_formats_in_one_folder_are_told_apart_by_name(tmp_path):
+def test_two_formats_in_one_folder_are_distinguished_by_name(tmp_path):
     FORMATS["yolo"][0](tmp_path)
     write(tmp_path / "annotations.json", coco(scenes(), folder="train/"))
     with pytest.raises(
@@ -273,7 +273,7 @@ def test_circles_and_ignored_shapes_of_labelme(tmp_path):
     assert abs((mask == 3).sum() - np.pi * 100) < 8 and (mask == 255).sum() == 8
 
 
-def test_a_photograph_that_lies_on_its_side(tmp_path):
+def test_a_photograph_with_exif_rotation(tmp_path):
     """Polygons are drawn on the picture as it is shown, whatever way its pixels are stored."""
     from PIL import Image
 

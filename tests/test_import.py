@@ -34,7 +34,7 @@ def saved(model: torch.nn.Module, file) -> torch.nn.Module:
 
 
 @torch.inference_mode()
-def test_torchvisions_deeplab_says_the_same_logits(tmp_path):
+def test_torchvisions_deeplab_gives_the_same_logits(tmp_path):
     file = tmp_path / "tv.pth"
     model = saved(segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=3), file)
     assert import_model(file, tmp_path / "run", "deeplabv3_resnet50", ["background", "cat", "dog"]) == []
@@ -65,7 +65,7 @@ def test_smps_models_say_the_same_and_can_be_extended(tmp_path, arch):
         assert [c.name for c in sdrseg.load(tmp_path / "two").classes] == ["background", "crack", "white"]
 
 
-def test_what_cannot_be_imported_is_said(tmp_path):
+def test_a_failed_import_is_explained(tmp_path):
     file = tmp_path / "smp.safetensors"
     saved(smp.create_model("unet", "resnet18", encoder_weights=None, classes=3), file)
     names, known = ["background", "a", "b"], {"encoder": "resnet18"}

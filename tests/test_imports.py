@@ -1,4 +1,4 @@
-"""The direction of imports that docs/architecture.md promises: a room uses only those above it."""
+"""The direction of imports that docs/architecture.md promises: a package uses only those above it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 
 def entries() -> list[list[str]]:
-    """The rooms of src/sdrseg/, by entries of the list in docs/architecture.md; one entry may name several files."""
+    """The packages of src/sdrseg/ in the order of docs/architecture.md; an entry of its list may name several files."""
     listed = (ROOT / "docs" / "architecture.md").read_text().partition("src/sdrseg/\n")[2].partition("\ntests/")[0]
     lines = [line[2:] for line in listed.splitlines() if re.match(r"  \w", line)]
     names = [re.match(r"((?:\w+(?:/|\.py) ?)+)", line) for line in lines]
     return [re.findall(r"\w+(?=/|\.py)", name[1]) for name in names if name]
 
 
-PLACE = {room: place for place, rooms in enumerate(entries()) for room in rooms}
+POSITION = {package: position for position, packages in enumerate(entries()) for package in packages}
 NARROW = {"kernels": {"errors"}, "losses": {"kernels", "labels", "variants"}}
-"""Of rooms that use even less than what is above them: all that they may."""
+"""Packages that may use even less than what is above them, and what they may use."""
 
 
-def room_of(file: Path) -> str:
+def package_of(file: Path) -> str:
     return file.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 def imported(file: Path) -> set[str]:
-    """The rooms a file imports, wherever in it, also for types alone."""
+    """The packages that a file imports, anywhere in it, also for types alone."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "sdrseg":
@@ -44,28 +44,28 @@ def imported(file: Path) -> set[str]:
         else:
             continue
         found |= {name.split(".")[1] for name in names}
-    return found - {"__version__", room_of(file)}
+    return found - {"__version__", package_of(file)}
 
 
-def test_the_list_names_every_room():
-    there = {room_of(file) for file in FILES} - {"__init__", "__main__"}
-    assert set(PLACE) == there
+def test_the_list_names_every_package():
+    found = {package_of(file) for file in FILES} - {"__init__", "__main__"}
+    assert set(POSITION) == found
 
 
 def test_a_scenario_is_imported_without_data_or_torch():
-    """`Scenario.from_spec` imports `datasets` when it is called, for users; nothing else of ours may look down."""
+    """`Scenario.from_spec` imports `datasets` when it is called, for users; nothing else may import from below."""
     code = "import sys, sdrseg.scenario; print(*({'torch', 'sdrseg.datasets'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
-@pytest.mark.parametrize("room", PLACE)
-def test_a_room_uses_only_those_above_it(room):
-    for file in (file for file in FILES if room_of(file) == room):
+@pytest.mark.parametrize("package", POSITION)
+def test_a_package_uses_only_those_above_it(package):
+    for file in (file for file in FILES if package_of(file) == package):
         uses = imported(file)
-        below = {used for used in uses if PLACE[used] > PLACE[room]}
+        below = {used for used in uses if POSITION[used] > POSITION[package]}
         allowed = {"datasets"} if file == SOURCE / "scenario" / "steps.py" else set()  # Scenario.from_spec
         assert below == allowed, file
-        assert uses <= NARROW.get(room, uses), file
+        assert uses <= NARROW.get(package, uses), file
 
 
 PROMISED = {"_asdict", "_exit", "_fields", "_replace"}
@@ -87,7 +87,7 @@ def private_uses(code: str) -> Iterator[str]:
 
 
 def own_names(code: str) -> Iterator[str]:
-    """Functions, and attributes that objects give themselves."""
+    """Functions, and attributes that objects set."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.FunctionDef):
             yield node.name

@@ -293,7 +293,7 @@ def test_masks_that_are_not_8_bit_class_ids(folder: Path, pixels):
     assert "not an 8-bit mask of class ids" in again(folder)[0].problems[0].detail
 
 
-def test_values_that_are_no_class_are_named(folder: Path):
+def test_values_that_are_not_a_class_are_named(folder: Path):
     save(folder / "b.png", [[3, 254, 254]])
     index, _ = again(folder)
     assert index.out_of_range(3) == [("b", {3: 1, 254: 2})]
@@ -305,7 +305,7 @@ def test_values_that_are_no_class_are_named(folder: Path):
     assert "more" not in message
 
 
-def test_a_name_that_is_no_utf8_is_a_problem_not_a_crash(folder: Path):
+def test_a_name_that_is_not_utf8_is_a_problem_not_a_crash(folder: Path):
     shutil.copy(folder / "b.png", os.fsencode(folder) + b"/caf\xe9.png")
     source = Masks(folder)
     assert source.ids("train") == ("a", "b", "sub/c")

@@ -137,8 +137,8 @@ def test_waiting_for_the_gpu_would_be_noticed(no_waiting):
 
 
 def test_compiled_losses_over_pixels_keep_nothing_but_logits():
-    """With many classes anything else of that size would double the memory of a step: what is kept for the way back,
-    and what an addition in places (of a gather's gradient) is made into."""
+    """With many classes any other tensor of that size would double the memory of a step: those stored for the backward
+    pass, and the buffer that the gradient of a gather needs."""
     kept: list[torch.Size] = []
     called: list[str] = []
     z, t = torch.randn(2, 31, 16, 16, requires_grad=True), torch.randn(2, 21, 16, 16)

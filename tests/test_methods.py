@@ -430,7 +430,7 @@ def test_unknown_methods_presets_and_double_names_are_named():
         register_method(Other)
 
 
-def test_a_method_of_ones_own_is_a_class():
+def test_a_custom_method_is_a_class():
     class Gentle(Method):
         name = "gentle"
         summary = "LwF with a gentle hand"
@@ -501,8 +501,8 @@ def test_a_method_that_takes_over_prototypes_leaves_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize("method", ["ft", "lwf", "ilt", "mib", "sdr", "rw"])
-def test_careful_defaults_are_for_ones_own_data_alone(method):
-    """Generated scenes have limits of their own; the presets of the paper and its code are what they say."""
+def test_careful_defaults_are_for_own_data_only(method):
+    """Generated scenes have limits of their own; the presets of the paper and its code are unchanged."""
     config = load_config("shapes", None, {}, method_layers(method, "default", "15-1", "shapes"))
     assert (config.kd.normaliser, config.optim.clip) == ("n_old", 0.0)
     own = load_config("folder", None, {}, method_layers(method, "default", "15-1", "folder"))
@@ -535,7 +535,7 @@ def test_voc_and_ade20k_keep_the_values_they_had_before_the_careful_defaults(dat
 
 @pytest.mark.parametrize(("normaliser", "n_old", "by"), [("n_old", 3, 3), ("at_least_16", 3, 16), ("none", 3, 1)])
 @pytest.mark.parametrize("kind", ["standard", "unbiased"])
-def test_distillation_is_divided_as_the_normaliser_says(normaliser, n_old, by, kind):
+def test_distillation_is_divided_by_the_normaliser(normaliser, n_old, by, kind):
     values = {}
     for chosen in (normaliser, "none"):
         settings = {"kd.weight": 1.0, "kd.kind": kind, "kd.normaliser": chosen}

@@ -58,7 +58,7 @@ def test_the_papers_arithmetic_background_counts_in_old_and_all():
     assert means["all_without_background"] == pytest.approx((0.084 * 15 + 0.335 * 5) / 20)
 
 
-def test_a_class_without_ground_truth_is_left_out_and_said():
+def test_a_class_without_ground_truth_is_left_out_and_named():
     made = score(0, 3, [0.5, np.nan, 0.7])
     assert made.miou()["all"] == pytest.approx(0.6)
     assert made.to_dict()["left_out"] == ["c1", "nobody"]
@@ -113,7 +113,7 @@ def test_step_averaged_miou_is_the_mean_over_steps_of_all():
 
 
 @given(arrays(np.int64, (4, 4), elements=st.integers(0, 1000)))
-def test_means_lie_between_0_and_1(matrix):
+def test_means_are_between_0_and_1(matrix):
     made = StepScore(0, ("bg", "a", "b", "c"), 2, matrix)
     for value in made.miou().values():
         assert value is None or 0 <= value <= 1

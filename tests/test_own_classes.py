@@ -138,7 +138,7 @@ def test_a_table_of_colours(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_a_table_means_what_it_says(data: st.DataObject) -> None:
+def test_a_table_maps_values_to_classes(data: st.DataObject) -> None:
     names = ["background", "ignore", "a", "b", "c"]
     values = data.draw(st.dictionaries(st.integers(1, 65535), st.sampled_from(names), min_size=1, max_size=12))
     if not {"a", "b", "c"} & set(values.values()):

@@ -113,7 +113,7 @@ def test_means_over_parts_go_over_the_labels_that_the_terms_see(name, settings, 
 
 
 class Broken(torch.autograd.Function):
-    """Fails on the way back."""
+    """Fails in the backward pass."""
 
     @staticmethod
     def forward(ctx, x):
@@ -121,11 +121,11 @@ class Broken(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        raise RuntimeError("no compiler for the way back")
+        raise RuntimeError("no compiler for the backward pass")
 
 
-def test_a_failure_on_the_way_back_leaves_no_gradients() -> None:
-    """Those of the classifier are there already when the trunk's way back is compiled."""
+def test_a_failure_in_the_backward_pass_leaves_no_gradients() -> None:
+    """Those of the classifier exist already when the backward pass of the trunk is compiled."""
     found = []
     for speed in ("plain", "compile"):
         config = make_config("sdr", "default", f"run.speed={speed}")
@@ -218,7 +218,7 @@ class Sure(Quiet):
     name, summary, replayable = "sure", "says that it can be replayed", True
 
 
-def test_a_method_with_terms_of_its_own_is_replayed_only_if_it_says_so() -> None:
+def test_a_method_with_custom_terms_is_replayed_only_if_declared_replayable() -> None:
     config = make_config("sdr")
     assert all(replayable(kind(make_config(name))) for name, kind in METHODS.items())
     assert not replayable(Quiet(config))

@@ -76,7 +76,7 @@ class Local(nn.Module):
     ("height", "width", "tile", "overlap", "batch"),
     [(100, 130, 64, 24, 8), (64, 300, 64, 32, 3), (129, 65, 40, 16, 1), (96, 96, 96, 24, 1), (70, 71, 200, 24, 1)],
 )
-def test_tiles_of_a_local_network_answer_as_the_whole_does(height, width, tile, overlap, batch):
+def test_tiles_of_a_local_network_give_the_logits_of_the_whole_image(height, width, tile, overlap, batch):
     network = Local()
     image = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, height, width), dtype=np.uint8))
     options = {"tile": tile, "overlap": overlap, "multiple": 2, "batch_size": batch}
@@ -240,7 +240,7 @@ def test_pictures_are_turned_upright(orientation, tmp_path):
         np.testing.assert_array_equal(pixels_of(picture), turns[orientation](tall))
 
 
-def test_what_is_no_image_in_python():
+def test_objects_that_are_not_images_in_python():
     for wrong in (SCENE.astype(float), SCENE[..., :2], np.zeros((0, 3), np.uint8), torch.zeros(3, 4, 4), None):
         with pytest.raises(DataError, match="uint8"):
             pixels_of(wrong)
@@ -355,7 +355,7 @@ def test_everything_that_is_written(sdrseg, trained):
         assert float(row["share"]) == pytest.approx(pixels / (70 * 90), abs=1e-6)
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_goes_on(sdrseg, trained):
+def test_unreadable_files_are_named_and_the_others_processed(sdrseg, trained):
     Path("in").mkdir()
     Image.fromarray(SCENE).save("in/good.png")
     Image.fromarray(SCENE).save("in/whole.jpg")
@@ -448,7 +448,7 @@ def test_wrong_numbers_are_refused_before_any_work(sdrseg, trained, words, messa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of bytes")
-def test_names_that_are_no_utf8(sdrseg, trained):
+def test_names_that_are_not_utf8(sdrseg, trained):
     Path("in").mkdir()
     Image.fromarray(SCENE).save(os.fsencode("in") + b"/caf\xe9.png")
     code, out, _ = sdrseg("predict", trained, "in", "--out", "o", "--json")

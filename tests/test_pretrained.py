@@ -59,7 +59,7 @@ def test_a_file_to_take_along_gives_the_same_weights(sdrseg, monkeypatch):
     assert code == 1 and "exists" in err
 
 
-def test_without_a_network_it_is_said_how_to_bring_a_file(sdrseg, monkeypatch):
+def test_without_a_network_the_message_explains_how_to_copy_a_file(sdrseg, monkeypatch):
     real = smp.encoders.get_encoder
 
     def no_network(*args, **options):

@@ -47,7 +47,7 @@ class QueueQuiet(Quiet):
         self.said.append(f"begin {experiment.label}")
 
 
-def test_the_folder_of_the_data_stands_beside_its_settings():
+def test_the_folder_of_the_data_next_to_its_settings():
     values = {"spec": "shapes:8-1@disjoint", "method": "ft"}
     for data in ("x", {"path": "x", "crop": 64}):
         assert make_study({**values, "data": data}, "f", Path("/here"), "n").data == Path("/here/x")
@@ -87,12 +87,12 @@ def test_lists_make_a_grid_and_pairs_stay_one_value():
         ({"seed": list(range(20000))}, "more than 10,000"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_said_before_anything_begins(values, says):
+def test_errors_in_a_file_are_reported_before_anything_begins(values, says):
     with pytest.raises(UsageError, match=says):
         study(values)
 
 
-def test_several_grids_share_what_stands_above_them():
+def test_several_grids_share_the_values_above_them():
     labels = study({"train": {"epochs": 2}, "grid": [{"method": ["mib", "sdr"]}, {"spec": "shapes:offline"}]})
     assert [label.split()[:2] for label in labels] == [
         ["shapes:8-1@disjoint", "mib"], ["shapes:8-1@disjoint", "sdr"], ["shapes:offline@sequential", "ft"],
@@ -179,7 +179,7 @@ def test_a_queue_goes_past_failures_stops_in_time_and_resumes(tmp_path, monkeypa
     assert len(again.before) == 4 and len(calls) == 5
 
 
-def test_a_budget_stops_within_a_run_and_the_next_goes_on(tmp_path):
+def test_a_budget_stops_within_a_run_and_the_next_call_resumes_it(tmp_path):
     (tmp_path / "grid.toml").write_text(TINY_FILE.replace("epochs = 1", "epochs = 400"))
     (one, *_) = read_study(tmp_path / "grid.toml").experiments
     outcome = run_queue([one], tmp_path / "out", minutes=4 / 60, bases=tmp_path / "bases", display=QueueQuiet())

@@ -196,7 +196,7 @@ def test_importances_and_the_state_of_adamw_survive_a_kill_too(tmp_path, method,
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
-def test_ctrl_c_saves_and_the_run_goes_on(finished, tmp_path):
+def test_ctrl_c_saves_and_the_run_is_resumed(finished, tmp_path):
     folder = tmp_path / "stopped"
 
     class Impatient(Quiet):
@@ -279,7 +279,7 @@ def test_two_machines_and_slurm_train_the_same(by_two, tmp_path):
     assert content(tmp_path / "slurm") == content(by_two)
 
 
-def test_the_first_process_says_whether_there_is_a_base(by_two, tmp_path):
+def test_the_first_process_decides_whether_there_is_a_base(by_two, tmp_path):
     """Each with a store of its own, and only that of the first filled."""
     for name in ("fills", "finds"):
         all_end_well(torchrun_forked(tmp_path / name, own_bases=True))

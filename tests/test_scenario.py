@@ -154,7 +154,7 @@ def test_published_checksums(voc_lists, key, checksum):
     assert hashlib.sha1(",".join(map(str, voc_lists[key])).encode()).hexdigest()[:16] == checksum
 
 
-def test_real_masks_are_what_the_fixture_says(voc_folder, voc_presence):
+def test_real_masks_match_the_fixture(voc_folder, voc_presence):
     """On the real masks: the class index equals the packed facts, so every list above is that of the real data."""
     from sdrseg.datasets.index import class_index
     from sdrseg.datasets.voc import Voc
@@ -304,7 +304,7 @@ TASKS = ["15-1", "19-1b", "15-5~4", "1-15/20,17/16,18,19"]
 @pytest.mark.parametrize("void_train", ["ignore", "background"])
 @pytest.mark.parametrize("future", ["ignore", "background"])
 @pytest.mark.parametrize("scored", [True, False])
-def test_tables_say_what_the_protocol_says(voc_presence, task, protocol, void_train, future, scored):
+def test_tables_follow_the_protocol(voc_presence, task, protocol, void_train, future, scored):
     data = SimpleNamespace(**vars(VOC) | {"score_background": scored})
     scenario = build_scenario(
         parse_spec(f"voc:{task}@{protocol}"),
@@ -339,7 +339,7 @@ def test_parts_of_a_random_split(voc, voc_presence):
     assert voc("random-5~0").steps[0].train_ids == scenario.steps[0].train_ids
 
 
-def test_a_step_that_fills_no_batch_is_said_before_training(voc):
+def test_a_step_that_fills_no_batch_is_reported_before_training(voc):
     voc("15-1@disjoint").require_images([8437, 378, 299, 420, 500, 548])
     with pytest.raises(SdrsegError, match=r"step 2 \(sheep\) has 299 training images, fewer than the batch of 300"):
         voc("15-1@disjoint").require_images([16, 300, 300, 300, 300, 300])

@@ -238,7 +238,7 @@ def test_each_class_is_seen_well(train: Scenes, val: Scenes) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_steps_get_their_images_and_hold_old_classes(seed: int) -> None:
+def test_steps_get_their_images_and_contain_old_classes(seed: int) -> None:
     scenes = load(Shapes(train=800, seed=seed), "train")
     steps = np.maximum(scenes.latest - BASE, 0)
     shares = np.bincount(steps) / len(steps)

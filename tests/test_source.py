@@ -67,7 +67,7 @@ def test_a_data_set_is_known_by_its_name(tmp_path):
     assert [c.name for c in sdrseg.load(tmp_path / "run").classes] == ["background", "upper", "lower"]
 
 
-def test_the_folder_is_handed_on_or_refused(tmp_path):
+def test_the_folder_is_passed_on_or_an_error(tmp_path):
     class InFolder(Bars):
         name = "in_folder"
         needs_folder = True
@@ -165,7 +165,7 @@ def test_other_things_that_cannot_be_registered():
         ({"image": lambda self, id: np.zeros((4, 4, 4), np.uint8)}, r"image\('train-0'\) .* uint8 \(H, W, 3\)"),
     ],
 )
-def test_promises_that_are_not_kept_are_said_when_it_is_opened(members, message):
+def test_violations_of_the_interface_are_reported_when_it_is_opened(members, message):
     register_source(type("Broken", (Bars,), members))
     with pytest.raises(DataError, match=message):
         open_source("bars", None, Config())
@@ -234,7 +234,7 @@ def test_a_file_in_place_of_a_name(sdrseg):
     assert "FILE.py:1-1@disjoint" in Path("page.html").read_text()
 
 
-def test_a_data_set_of_a_file_goes_to_processes_that_start_afresh(tmp_path):
+def test_a_data_set_from_a_file_reaches_spawned_processes(tmp_path):
     (tmp_path / "mine.py").write_text(FILE.format(name="travelling"))
     source = open_source(read_spec(str(tmp_path / "mine.py")).source, None, Config())
     source.extra = 7
@@ -257,7 +257,7 @@ def test_a_data_set_of_a_file_goes_to_processes_that_start_afresh(tmp_path):
         (None, "mine.py: cannot be read"),
     ],
 )
-def test_files_that_are_no_data_set(tmp_path, text, message):
+def test_files_that_are_not_a_data_set(tmp_path, text, message):
     file = tmp_path / "mine.py"
     if text is not None:
         file.write_text(text)
@@ -265,14 +265,14 @@ def test_files_that_are_no_data_set(tmp_path, text, message):
         read_spec(f"{file}:1-1@disjoint")
 
 
-def test_a_path_may_hold_the_signs_of_a_specification(tmp_path):
+def test_a_path_may_contain_the_separators_of_a_specification(tmp_path):
     file = tmp_path / "a@b:c" / "mine.py"
     file.parent.mkdir()
     file.write_text(FILE.format(name="deep"))
     assert str(read_spec(f"{file}:1-1@disjoint")) == "deep:1-1@disjoint" and str(read_spec(str(file))) == "deep"
 
 
-def test_limits_of_a_data_set_hold_in_the_default_preset(tmp_path):
+def test_limits_of_a_data_set_apply_in_the_default_preset(tmp_path):
     (tmp_path / "mine.py").write_text(FILE.format(name="limited"))
     read_spec(str(tmp_path / "mine.py"))
     found = {name: limits_in(method_layers(name, "default", None, "limited")) for name in ("mib", "lwf", "ft")}

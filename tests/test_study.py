@@ -77,7 +77,7 @@ def test_a_finished_run_gets_its_second_score_by_asking_again(tmp_path):
     assert models == {p: p.stat().st_mtime_ns for p in tmp_path.glob("run/steps/*/model.safetensors")}
 
 
-def test_pauses_between_processes_are_no_time_of_a_run():
+def test_pauses_between_processes_do_not_count_as_time_of_a_run():
     events = [("start", 0), ("train", 10), ("start", 1000), ("train", 1005), ("resume", 2000), ("score", 2001)]
     assert seconds_in([{"event": event, "time": time} for event, time in events]) == 16
 

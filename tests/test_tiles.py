@@ -106,7 +106,7 @@ def test_the_bar_of_many_images_counts_their_tiles(sdrseg, trained, monkeypatch)
     assert sorted(said)[-1] == (8 + 1 + 1, 8 + 1 + 1) and len(said) >= 4
 
 
-def test_several_images_for_one_are_told_where_to_go():
+def test_several_images_for_one_name_predict_each():
     with pytest.raises(DataError, match="2 images at once: predict_each predicts several"):
         pixels_of(["a.png", "b.png"])
 
@@ -125,7 +125,7 @@ def test_a_heic_photograph_is_read_or_named_with_what_it_needs(sdrseg, trained, 
     assert "in/b.HEIC" in err and "pip install 'sdrseg[heif]'" in err
 
 
-def test_a_legend_lies_below_the_image_and_shows_the_colours():
+def test_a_legend_below_the_image_shows_the_colours():
     picture = Image.new("RGB", (200, 50), (1, 2, 3))
     assert with_legend(picture, []) is picture
     names = ["cat", "a name that is far too long for a picture of two hundred pixels", "kočka", "[b]"]

@@ -80,7 +80,7 @@ def test_a_sealed_source_gives_training_images_only():
     assert class_index(sealed, "val").ids == ()
 
 
-def test_own_hold_outs_have_the_labels_of_their_step_only():
+def test_hold_outs_of_a_step_have_the_labels_of_that_step_only():
     source = Shapes(32, 200, 4)
     train, val = class_index(source, "train"), class_index(source, "val")
     own = build_scenario(parse_spec(SPEC), source, train, val, holdout=0.2, holdout_scope="step")
@@ -205,7 +205,7 @@ def test_a_scenario_without_new_classes_cannot_be_tuned(tmp_path):
     assert not search.out.exists()  # nothing was trained for it
 
 
-def test_the_command_says_oracle_where_it_is_one_and_goes_on(tmp_path, sdrseg):
+def test_the_command_marks_an_oracle_and_resumes(tmp_path, sdrseg):
     options = ["--bases", tmp_path / "bases", "--range", "kd.weight=0.1:5:log"]
     options += [word for text in (*TINY, "shapes.train=150") for word in ("--set", text)]
     command = ["tune", SPEC, "--method", "mib", "--out", tmp_path / "tune", "--oracle", "--json", *options]

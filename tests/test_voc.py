@@ -164,7 +164,7 @@ def test_train_aug_is_sbd_and_train_without_val(tmp_path: Path, place):
     assert index.pixels[0, [0, 3]].tolist() == [2, 4] and index.pixels[1, 255] == 1
 
 
-def test_sbd_beside_vocdevkit_and_its_hidden_files(tmp_path: Path):
+def test_sbd_next_to_vocdevkit_and_its_hidden_files(tmp_path: Path):
     separate(tmp_path / "VOCdevkit", "../SBD")
     (tmp_path / "SBD/cls/._s.mat").write_bytes(b"junk")
     source = Voc(tmp_path)
@@ -266,7 +266,7 @@ def test_a_missing_list_is_named(tmp_path: Path, name):
         Voc(root)
 
 
-def test_a_list_that_is_no_text(tmp_path: Path):
+def test_a_list_that_is_not_text(tmp_path: Path):
     augmented(tmp_path)
     (tmp_path / "ImageSets/Segmentation/val.txt").write_bytes(b"\xff\xfe\x00v")
     with fails(tmp_path / "ImageSets/Segmentation/val.txt", "UTF-8"):

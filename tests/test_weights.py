@@ -60,7 +60,7 @@ def encoder(whole) -> dict[str, torch.Tensor]:
 # --- what fits ------------------------------------------------------------------------------------------------------
 
 
-def test_none_says_so_and_changes_nothing():
+def test_weights_none_is_reported_and_changes_nothing():
     network, same = fresh(), fresh()
     assert load_weights(network, "none", TOY) == "Random start: no pre-trained weights (net.weights=none)."
     assert equal(network.state_dict(), same.state_dict())
@@ -223,7 +223,7 @@ class Trap:
         return os.mkdir, ("trapped",)
 
 
-def test_files_that_are_no_tensors(tmp_path, monkeypatch, whole):
+def test_files_that_are_not_tensors(tmp_path, monkeypatch, whole):
     monkeypatch.chdir(tmp_path)
     refused(fresh(), Path("nowhere.pth"), r"net\.weights=nowhere\.pth: no such file\. It can be imagenet, none, or")
     refused(fresh(), tmp_path, "no such file")
@@ -275,7 +275,7 @@ def test_by_name(monkeypatch):
     assert "were trained with mean [0.5, 0.5, 0.5]" in load_weights(network, "imagenet", net)
 
 
-def test_a_failed_download_says_how_to_go_on(monkeypatch):
+def test_a_failed_download_explains_what_to_do(monkeypatch):
     def fail(*_, **__):
         raise ConnectionError("no route to host\nand more")
 
