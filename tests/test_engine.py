@@ -160,7 +160,7 @@ def test_a_run_of_another_configuration_is_not_resumed(finished, tmp_path):
 def test_a_run_is_resumed_with_a_later_version_of_the_package(finished, tmp_path, monkeypatch):
     shutil.copytree(finished, tmp_path / "run")
     monkeypatch.setattr("sdrseg.__version__", "9.9")
-    monkeypatch.setattr("sdrseg.engine.folder.__version__", "9.9")
+    monkeypatch.setattr("sdrseg.engine.environment.__version__", "9.9")
     run(tmp_path / "run")
     assert "sdrseg" not in json.loads((tmp_path / "run/config.json").read_text())
     assert [start["sdrseg"] for start in json.loads((tmp_path / "run/environment.json").read_text())][-1] == "9.9"

@@ -79,7 +79,7 @@ class TwoProcesses(Processes):
         if x.shape == self.other.counts.shape:
             return x + self.other.counts
         mine = self.other.keys == torch.minimum(self.other.keys, self.seen)
-        return x + torch.where(mine[:, None] & (self.other.keys < m.FAR)[:, None], self.other.vectors, 0)
+        return x + torch.where(mine[:, None] & (self.other.keys < m.EMPTY)[:, None], self.other.vectors, 0)
 
 
 def test_two_processes_draw_what_one_draws():
