@@ -303,7 +303,7 @@ def test_other_data_than_the_runs_were_scored_on_are_not_shown(report_runs, tmp_
     scenario["mask_digests"]["val-00003"] = "00" * 16
     (tmp_path / "run/scenario.json").write_text(json.dumps(scenario))
     _, notes = write_report([tmp_path / "run"], tmp_path / "out.html", images=2)
-    assert "val-00003 has another content" in notes[0] and "--data" not in notes[0]  # which generated data refuse
+    assert "val-00003 has changed" in notes[0] and "--data" not in notes[0]  # which generated data refuse
     (tmp_path / "data").mkdir()
     with pytest.raises(SdrsegError):  # data that was asked for by name has to be the right one
         write_report([tmp_path / "run"], tmp_path / "out.html", data=tmp_path / "data", images=2)

@@ -36,8 +36,8 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
     if len(notes) > 1:
         notes.append(f"{len(notes)} comparisons without correction: with many, some intervals exclude 0 by chance.")
     transforms = sorted({transform or cell["eval"] for cell in cells})
-    where = " and ".join(sorted({cell["scored_on"] for cell in cells}))
-    scored = f"mIoU in per cent on {where}, scored with {' and '.join(transforms)}"
+    images = " and ".join(sorted({cell["scored_on"] for cell in cells}))
+    scored = f"mIoU in per cent on {images}, scored with {' and '.join(transforms)}"
     notes.append(f"{scored}; ± is the standard deviation over seeds.")
     return Table("compare", "", tuple(blocks), tuple(notes))
 
@@ -62,13 +62,13 @@ def grouped(cells: Sequence[Cell]) -> Group:
     groups: Group = {}
     for setup, some in setups.items():
         first = some[0]
-        words = [first["method"]]
+        parts = [first["method"]]
         if presets[first["method"]] > 1:
-            words.append(first["preset"])
+            parts.append(first["preset"])
         if shared[first["method"], first["preset"]] > 1:
             own = {k: v for k, v in first["settings"].items() if k not in common and k != "train.seed"}
-            words += [f"{key}={value}" for key, value in own.items()]
-        label = " ".join(words)
+            parts += [f"{key}={value}" for key, value in own.items()]
+        label = " ".join(parts)
         groups[label if label not in groups else f"{label} {setup[:6]}"] = sorted(some, key=lambda cell: cell["seed"])
     return groups
 

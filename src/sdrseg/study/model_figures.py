@@ -40,8 +40,8 @@ def draw_histogram(runs: Sequence[RunRecord], images: Sequence[TestImage], out: 
     """The distribution of activations, each divided by the largest of its class in the image."""
     latents = measured(runs, images)
     centres = (np.arange(BINS) + 0.5) / BINS
-    with figure(COLUMN, 2.1) as made:
-        axis = made.subplots()
+    with figure(COLUMN, 2.1) as fig:
+        axis = fig.subplots()
         for number, (run, latent) in enumerate(zip(runs, latents, strict=True)):
             if latent.histogram is not None:
                 share = 100 * share_uncertain(latent.histogram)
@@ -49,8 +49,8 @@ def draw_histogram(runs: Sequence[RunRecord], images: Sequence[TestImage], out: 
                 axis.plot(centres, np.maximum(latent.histogram, 1e-7), label=label, **look_of(number))
         axis.axvspan(*UNCERTAIN, color="0.93", lw=0)
         axis.set(yscale="log", xlim=(0, 1), xlabel="activation / class maximum", ylabel="share of activations")
-        legend_below(made, *axis.get_legend_handles_labels())
-        return save(made, out, dpi)
+        legend_below(fig, *axis.get_legend_handles_labels())
+        return save(fig, out, dpi)
 
 
 def draw_latent(runs: Sequence[RunRecord], images: Sequence[TestImage], out: Path, dpi: int = DPI) -> list[Path]:
@@ -59,24 +59,24 @@ def draw_latent(runs: Sequence[RunRecord], images: Sequence[TestImage], out: Pat
     shown = [(run, one) for run, one in pairs if one is not None]
     if not shown:
         raise SdrsegError("These runs have only one step; the figure shows features before and after a step.")
-    with figure(PAGE, 2.6 * len(shown) + 0.2) as made:
-        axes = made.subplots(len(shown), 2, squeeze=False)
+    with figure(PAGE, 2.6 * len(shown) + 0.2) as fig:
+        axes = fig.subplots(len(shown), 2, squeeze=False)
         used: set[int] = set()
         for line, (run, projection) in zip(axes, shown, strict=True):
-            every = np.concatenate(projection.points)
-            low, high = every.min(axis=0), every.max(axis=0)
-            room = 0.03 * np.maximum(high - low, 1e-6)
-            limits = np.stack([low - room, high + room])
+            all_points = np.concatenate(projection.points)
+            low, high = all_points.min(axis=0), all_points.max(axis=0)
+            margin = 0.03 * np.maximum(high - low, 1e-6)
+            limits = np.stack([low - margin, high + margin])
             for axis, points, step in zip(line, projection.points, (projection.before, projection.after), strict=True):
                 for c in sorted(set(projection.channels.tolist())):
                     used.add(c)
-                    of_class = points[projection.channels == c]
-                    axis.plot(*of_class.T, ls="", marker=".", ms=2.5, color=hex_of(run.colours[c]))
+                    class_points = points[projection.channels == c]
+                    axis.plot(*class_points.T, ls="", marker=".", ms=2.5, color=hex_of(run.colours[c]))
                 axis.set(title=f"{run.label}, step {step}", xticks=[], yticks=[])
                 axis.set(xlim=limits[:, 0], ylim=limits[:, 1])
             line[0].set_ylabel(f"{100 * projection.explained:.0f} % of the variance")
         names, colours = runs[0].all_names, runs[0].colours
         shown_classes = sorted(used)
         patches = [Patch(facecolor=hex_of(colours[c])) for c in shown_classes]
-        legend_below(made, patches, [names[c] for c in shown_classes])
-        return save(made, out, dpi)
+        legend_below(fig, patches, [names[c] for c in shown_classes])
+        return save(fig, out, dpi)

@@ -19,7 +19,7 @@ from sdrseg.reporting.collect import RunRecord
 from sdrseg.reporting.pictures import TestImage, apply_models, inside
 from sdrseg.study.figures import LEGEND_LINE, PAGE, broken_text, figure, save, text_width
 
-GAP, APART = 0.035, 0.1  # inches: between pictures, between images
+GAP, BLOCK_GAP = 0.035, 0.1  # inches: between pictures, between images
 LINE = 0.14  # inches, of text
 LARGEST = 2.0  # the largest ratio of the widths of an image and a prediction
 
@@ -48,91 +48,91 @@ def draw_qualitative(
     step."""
     last = runs[0].last
     steps = range(last + 1) if every_step else range(last, last + 1)
-    seen = {
+    predictions = {
         (n, s.step, s.image.id): s.predicted for n, run in enumerate(runs) for s in apply_models(run, images, steps)
     }
     blocks = []
     for image in images:
         part = inside(image)
-        found = [[seen[n, step, image.id][part] for step in steps] for n in range(len(runs))]
+        found = [[predictions[n, step, image.id][part] for step in steps] for n in range(len(runs))]
         rows = found if every_step else [[one for row in found for one in row]]
         blocks.append(Block(image.pixels.permute(1, 2, 0).numpy()[part], image.labels.numpy()[part], rows))
     labels = [run.label for run in runs]
     colours = [hex_of(colour) for colour in runs[0].colours]
-    names, heads = (labels, step_heads(runs[0])) if every_step else ([""], labels)
+    names, headers = (labels, step_headers(runs[0])) if every_step else ([""], labels)
     masks = [mask for block in blocks for row in ([block.truth], *block.predicted) for mask in row]
     shown = sorted({int(c) for mask in masks for c in np.unique(mask)} - {VOID})
     legend = [Patch(facecolor=colours[c], label=runs[0].all_names[c]) for c in shown]
     palette = np.array([*runs[0].colours, *[NOT_SCORED] * (256 - len(colours))], np.uint8)
-    return _draw(blocks, names, heads, palette, legend, out, dpi)
+    return _draw(blocks, names, headers, palette, legend, out, dpi)
 
 
-def step_heads(run: RunRecord) -> list[str]:
+def step_headers(run: RunRecord) -> list[str]:
     """For each step, its number and its new class, or the number of new classes."""
-    heads, known = [], 1  # the background
+    headers, known = [], 1  # the background
     for number, step in enumerate(run.scenario["steps"]):
         new = run.all_names[known : len(step["channels"])]
         known = len(step["channels"])
-        brings = f"{len(new)} classes" if len(new) != 1 else new[0]
+        new_text = f"{len(new)} classes" if len(new) != 1 else new[0]
         more = "+\u00a0" if number else ""  # a no-break space
-        heads.append(f"step {number}\n{more}{brings}")
-    return heads
+        headers.append(f"step {number}\n{more}{new_text}")
+    return headers
 
 
 def _draw(
     blocks: Sequence[Block],
     names: Sequence[str],
-    heads: Sequence[str],
+    headers: Sequence[str],
     palette: Pixels,
     legend: Sequence[Patch],
     out: Path,
     dpi: int,
 ) -> list[Path]:
-    rows, columns = len(names), len(heads)
-    beside = rows == 1  # the ground truth is next to the photo, otherwise below it
-    scale = 1.0 if beside else min(LARGEST, rows / 2)
-    lead = 2 * scale if beside else scale  # width of photo and truth, in predictions
+    rows, columns = len(names), len(headers)
+    side_by_side = rows == 1  # the ground truth is next to the photo, otherwise below it
+    scale = 1.0 if side_by_side else min(LARGEST, rows / 2)
+    lead = 2 * scale if side_by_side else scale  # width of photo and truth, in predictions
     margin = 0.0
     for _ in range(2):  # the width of the names and the height of a row depend on each other
-        width = (PAGE - margin - GAP * (columns + (1 if beside else 0))) / (lead + columns)
+        width = (PAGE - margin - GAP * (columns + (1 if side_by_side else 0))) / (lead + columns)
         broken = [broken_text(name, width * min(b.aspect for b in blocks)) for name in names]
         margin = _high(broken) + GAP if any(names) else 0.0
-    titles = [broken_text(head, width + GAP) for head in heads]
+    titles = [broken_text(header, width + GAP) for header in headers]
     top = _high(titles) + 0.06
     fits = max(1, int(PAGE / (0.35 + max(text_width(str(patch.get_label())) for patch in legend))))
     lines = math.ceil(len(legend) / fits)
     heights = [rows * (width * block.aspect + GAP) - GAP for block in blocks]
-    height = top + sum(heights) + APART * len(blocks) + LEGEND_LINE * lines + 0.08
+    height = top + sum(heights) + BLOCK_GAP * len(blocks) + LEGEND_LINE * lines + 0.08
 
-    with figure(PAGE, height) as made:
-        made.set_layout_engine("none")
-        right = width * lead + GAP * (1 if beside else 0) + GAP + margin  # where predictions begin
+    with figure(PAGE, height) as fig:
+        fig.set_layout_engine("none")
+        right = width * lead + GAP * (1 if side_by_side else 0) + GAP + margin  # the left edge of the predictions
         for k, title in enumerate(titles):
-            _text(made, right + k * (width + GAP) + width / 2, top - 0.05, title, va="bottom")
-        if beside:
-            _text(made, width / 2, top - 0.05, "image", va="bottom")
-            _text(made, width * 1.5 + GAP, top - 0.05, "truth", va="bottom")
+            _text(fig, right + k * (width + GAP) + width / 2, top - 0.05, title, va="bottom")
+        if side_by_side:
+            _text(fig, width / 2, top - 0.05, "image", va="bottom")
+            _text(fig, width * 1.5 + GAP, top - 0.05, "truth", va="bottom")
         else:
-            _text(made, width * lead / 2, top - 0.05, "image and truth", va="bottom")
+            _text(fig, width * lead / 2, top - 0.05, "image and truth", va="bottom")
         y = top
-        for block, tall in zip(blocks, heights, strict=True):
+        for block, block_height in zip(blocks, heights, strict=True):
             one = width * block.aspect
             wide, high = width * scale, one * scale
-            spare = 0.0 if beside else max(0.0, tall - 2 * high - GAP) / 2
-            x, below = (wide + GAP, 0.0) if beside else (0.0, high + GAP)
-            _show(made, 0, y + spare, wide, high, block.photo)
-            _show(made, x, y + spare + below, wide, high, palette[block.truth])
+            spare = 0.0 if side_by_side else max(0.0, block_height - 2 * high - GAP) / 2
+            x, below = (wide + GAP, 0.0) if side_by_side else (0.0, high + GAP)
+            _show(fig, 0, y + spare, wide, high, block.photo)
+            _show(fig, x, y + spare + below, wide, high, palette[block.truth])
             for r, row in enumerate(block.predicted):
-                _text(made, right - margin / 2, y + one / 2, broken[r], va="center", rotation=90)
+                _text(fig, right - margin / 2, y + one / 2, broken[r], va="center", rotation=90)
                 for k, predicted in enumerate(row):
-                    _show(made, right + k * (width + GAP), y, width, one, palette[predicted])
+                    _show(fig, right + k * (width + GAP), y, width, one, palette[predicted])
                 y += one + GAP
-            y += APART - GAP
-        made.legend(
+            y += BLOCK_GAP - GAP
+        fig.legend(
             handles=list(legend), loc="lower center", ncols=math.ceil(len(legend) / lines), frameon=False,
             handlelength=1, handleheight=1, columnspacing=1.2, borderpad=0, borderaxespad=0.3,
         )  # fmt: skip
-        return save(made, out, dpi)
+        return save(fig, out, dpi)
 
 
 def _high(texts: Sequence[str]) -> float:
@@ -140,15 +140,15 @@ def _high(texts: Sequence[str]) -> float:
     return LINE * max(text.count("\n") + 1 for text in texts)
 
 
-def _text(made: Figure, x: float, y: float, text: str, **how: Any) -> None:
+def _text(fig: Figure, x: float, y: float, text: str, **options: Any) -> None:
     """Text at inches from the left and from the top."""
-    wide, high = made.get_size_inches()
-    made.text(x / wide, 1 - y / high, text, ha="center", **how)
+    wide, high = fig.get_size_inches()
+    fig.text(x / wide, 1 - y / high, text, ha="center", **options)
 
 
-def _show(made: Figure, x: float, y: float, width: float, height: float, pixels: Pixels) -> None:
+def _show(fig: Figure, x: float, y: float, width: float, height: float, pixels: Pixels) -> None:
     """A picture at inches from the left and from the top."""
-    wide, high = made.get_size_inches()
-    axes = made.add_axes((x / wide, 1 - (y + height) / high, width / wide, height / high))
+    wide, high = fig.get_size_inches()
+    axes = fig.add_axes((x / wide, 1 - (y + height) / high, width / wide, height / high))
     axes.imshow(pixels, aspect="auto", interpolation="nearest" if len(np.unique(pixels)) < 64 else "antialiased")
     axes.set_axis_off()

@@ -72,7 +72,7 @@ class QueueDisplay(TrainingDisplay):
 
 def finished_cells(out: Path, more: Sequence[Path] = ()) -> list[Cell]:
     """The results in the folder of a study and in other folders."""
-    return read_cells([place for place in (out / "results", *more) if place.exists()])
+    return read_cells([folder for folder in (out / "results", *more) if folder.exists()])
 
 
 def require_data(experiments: Sequence[Experiment], data: Path | None, finished: Sequence[Cell]) -> None:
