@@ -162,6 +162,8 @@ def test_classes_are_renamed_and_removed(place, tmp_path):
     assert [r["same"] for r in score_again(tmp_path / "new")] == [True]
     extend(tmp_path / "new", place / "white", tmp_path / "more", settings=QUICK, method="ft", display=Quiet())
     change_classes(tmp_path / "more", tmp_path / "named", {"white": "snow"}, [])
+    said = sdrseg.load(tmp_path / "named")
+    assert said.facts["spec"] == "extended:6/snow@overlapped" and "green (removed)" not in said.predict(image).areas
     kept = [json.loads((tmp_path / name / "steps/1/extension.json").read_text()) for name in ("more", "named")]
     assert kept[1]["new"] == [{**kept[0]["new"][0], "name": "snow"}] and kept[1]["old"] == kept[0]["old"]
     assert kept[1]["forecast"]["images"] == {"snow": kept[0]["forecast"]["images"]["white"]}
@@ -172,6 +174,7 @@ def test_classes_are_renamed_and_removed(place, tmp_path):
     for rename, remove, match in (
         ({"redd": "x"}, [], "no class 'redd'; did you mean 'red'"),
         ({"red": "blue"}, [], "the same name"),
+        ({}, ["background"], "background: the class of all other pixels cannot be"),
         ({}, [], "nothing to change"),
         ({"red": "x"}, ["red"], "both renamed and removed"),
     ):
@@ -269,6 +272,7 @@ def test_replay_the_exit_code_and_the_report(place, tmp_path):
     words += [word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 3 and "verdict: MISSED: forgetting is" in done.output, done.output
+    assert "held-out images and 12 old test images)" in done.output
     scenario = json.loads((tmp_path / "two/scenario.json").read_text())
     source = Extended.open(tmp_path / "two", Config())
     replayed = [id for id in scenario["steps"][1]["train_ids"] if id.startswith("replay1/")]
@@ -302,6 +306,7 @@ def _check_page(run: Path, out: Path, given: list[str]) -> None:
         shown = f'<tr data-class="{c["name"]}">.*?"{c["before"]}".*?"{c["after"]}".*?"{c["after"] - c["before"]}"'
         assert re.search(shown, part, re.S)
     assert f'value="{saved["new"][0]["iou"]}"' in part
+    assert f"New classes: {saved['held_out_images']} held-out images; false alarms in the old test images count" in part
     worst = [*saved["regressions"], *saved["false_alarms"]]
     assert len(worst) > 0 and part.count('<div class="row"') == len(worst)
     assert part.count('class="mask"') == 3 * len(worst)  # truth, before, after

@@ -29,12 +29,13 @@ def console(stderr: bool = False) -> Console:
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table; numbers are right-aligned."""
     cells = [[_text(cell) for cell in row] for row in rows]
-    table = Table(title=Text(title), title_justify="left", header_style="bold")
+    table = Table(header_style="bold")
     for number, name in enumerate(columns):
         numeric = bool(cells) and all(re.fullmatch(r"-?[\d,.]+( %)?|–", row[number]) for row in cells)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))  # literal: names may contain [brackets]
+    console().print(Text(title, style="italic"), soft_wrap=True)  # a title of the table would be as narrow as this
     console().print(table)
 
 

@@ -36,6 +36,7 @@ def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
 def evaluate_run(folder: Path, data: Path | None, json: bool, transform: str | None = None) -> bool:
     """Score all finished steps again; returns whether the scores equal those from training."""
     from sdrseg.engine.evaluate import score_again
+    from sdrseg.engine.job import EXTENDED_IMAGES
 
     results = score_again(folder, data, transform=transform)
     if json and Processes().rank == 0:
@@ -43,9 +44,10 @@ def evaluate_run(folder: Path, data: Path | None, json: bool, transform: str | N
     elif Processes().rank == 0:
         rows = [[r["step"], *(_percent(r["miou"][n]) for n in ("old", "new", "all")), _same(r)] for r in results]
         how = f" with {transform}" if transform else ""
-        images = " and ".join(sorted({r["scored_on"] for r in results}))
+        images = {r["scored_on"] for r in results}  # of an extended run: step 0 was scored on a part of the others
+        shown = EXTENDED_IMAGES if EXTENDED_IMAGES in images else " and ".join(sorted(images))
         print_table(
-            f"mIoU on {images}, scored again{how}, in per cent",
+            f"mIoU on {shown}, scored again{how}, in per cent",
             ["step", "old", "new", "all", "as at training time"],
             rows,
         )

@@ -19,6 +19,7 @@ from sdrseg.extend.plan import chain_spec, unchanged
 from sdrseg.extend.review import EXTENSION
 from sdrseg.files import link_or_copy, write_json
 from sdrseg.metrics import StepScore, summary
+from sdrseg.scenario import parse_spec
 
 
 def history(run: Path) -> dict[str, Any]:
@@ -64,6 +65,8 @@ def change_classes(run: Path, out: Path, rename: Mapping[str, str], remove: Sequ
     gone = {c["name"] for c in parent.meta["classes"] if c.get("removed")}
     names = [name for name in parent.classes if name not in gone]
     for name in (*rename, *remove):
+        if name == names[0]:
+            raise UsageError(f"{name}: the class of all other pixels cannot be renamed or removed.")
         if name not in names[1:]:
             raise UsageError(f"{parent.folder.path}: there is no class {name!r}{nearest(name, names[1:])}")
     if twice := set(rename) & set(remove):
@@ -99,6 +102,8 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
         if (source / EXTENSION).exists():
             write_json(target / EXTENSION, _renamed(folder.read_json(f"steps/{number}/{EXTENSION}"), named))
         meta = folder.read_json(f"steps/{number}/meta.json")
+        if parse_spec(meta["spec"]).source == Extended.name:
+            meta["spec"] = str(chain_spec(parent.scenario.steps[: number + 1], classes, meta["protocol"]))
         for one in meta["classes"]:
             one |= {"id": 0, "removed": True} if one["name"] in remove else {}  # predictions contain ids, not channels
             one["name"] = named.get(one["name"], one["name"])

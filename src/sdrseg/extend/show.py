@@ -33,7 +33,8 @@ def show_extension(done: Extension, json: bool) -> None:
         )
     if result["new_iou"] is not None:
         held_out = result["held_out_images"]
-        counted = quantity(held_out, "held-out image") if held_out else "on its training images"
+        counted = quantity(held_out, "held-out image") if held_out else "their training images"
+        counted += f" and {quantity(result['old_images'], 'old test image')}" if result["old_images"] else ""
         out.print(f"new classes reach an IoU of {result['new_iou']:.1f} ({counted})")
     verdict = result["verdict"]
     if verdict["asked"]:

@@ -15,7 +15,7 @@ from sdrseg.errors import DataError, UsageError, quantity
 from sdrseg.predict.images import Input, find_inputs, picture_size, printable, read_pixels
 from sdrseg.predict.loading import load
 from sdrseg.predict.model import Model
-from sdrseg.predict.prediction import Prediction
+from sdrseg.predict.prediction import Prediction, in_masks
 from sdrseg.predict.write import Outputs
 from sdrseg.terminal import console, print_json, print_table, progress
 from sdrseg.tiles import check_tiles
@@ -125,7 +125,7 @@ def _summary(
         "sdrseg": __version__,
         "model": {"path": printable(str(path)), **origin},
         "out": printable(str(out)),
-        "classes": [c._asdict() for c in model.classes],
+        "classes": [c._asdict() for c in in_masks(model.classes)],
         "images": done,
         "failed": failed,
     }
@@ -135,7 +135,7 @@ def _print(model: Model, out: Path, done: list[dict[str, Any]]) -> None:
     """Print the area of each class over all images, and the output folder."""
     all_pixels = sum(entry["height"] * entry["width"] for entry in done)
     rows = []
-    for c in model.classes:
+    for c in in_masks(model.classes):
         pixels = [entry["areas"][c.name]["pixels"] for entry in done]
         share = 100 * sum(pixels) / max(1, all_pixels)
         rows.append([c.id, c.name, sum(n > 0 for n in pixels), sum(pixels), f"{share:.2f} %"])

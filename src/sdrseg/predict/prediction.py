@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,11 @@ def class_infos(classes: list[dict[str, Any]]) -> tuple[ClassInfo, ...]:
     return tuple(ClassInfo(c["id"], c["name"], colour, c["step"]) for c, colour in zip(classes, colours, strict=True))
 
 
+def in_masks(classes: Sequence[ClassInfo]) -> list[ClassInfo]:
+    """The classes that masks can contain: a removed class has the id of the background."""
+    return [c for number, c in enumerate(classes) if c.id > 0 or number == 0]
+
+
 class Area(NamedTuple):
     """The area of a class in an image."""
 
@@ -61,7 +66,8 @@ class Prediction:
     def areas(self) -> dict[str, Area]:
         """Pixels and share of each class by name, including classes that are not in the image."""
         counts = np.bincount(self.mask.ravel(), minlength=256)
-        return {c.name: Area(c.id, int(counts[c.id]), float(counts[c.id] / self.mask.size)) for c in self.classes}
+        size = self.mask.size
+        return {c.name: Area(c.id, int(counts[c.id]), float(counts[c.id] / size)) for c in in_masks(self.classes)}
 
     def overlay(self, strength: float = 0.5, legend: bool = False) -> Image.Image:
         """The image blended with the colours of the classes; background (id 0) stays unchanged.
