@@ -15,7 +15,7 @@ from sdrseg.errors import UsageError
 from sdrseg.reporting.latent import BINS
 from sdrseg.study.activations import share_uncertain
 from sdrseg.study.cell import cell_of
-from sdrseg.study.figures import COLUMN, FORMATS, PAGE, draw_classes, draw_steps, figure, legend_below, look_of
+from sdrseg.study.figures import COLUMN, FORMATS, PAGE, draw_classes, draw_steps, figure, legend_below, line_style
 from test_tables import cell
 
 
@@ -101,7 +101,7 @@ def test_seeds_become_one_line_with_a_band(trained, tmp_path):
 def test_a_legend_is_inside_the_figure_and_below_the_axes(width, label, count):
     with figure(width, 2.0) as made:
         axis = made.subplots()
-        lines = [axis.plot([0, 1], **look_of(number))[0] for number in range(count)]
+        lines = [axis.plot([0, 1], **line_style(number))[0] for number in range(count)]
         legend_below(made, lines, [f"{label} {number}" for number in range(count)])
         made.canvas.draw()
         (legend,) = made.legends
@@ -112,7 +112,7 @@ def test_a_legend_is_inside_the_figure_and_below_the_axes(width, label, count):
 
 
 def test_lines_differ_in_more_than_colour():
-    looks = [look_of(number) for number in range(12)]
+    looks = [line_style(number) for number in range(12)]
     assert len({look["color"] for look in looks[:6]}) == 6
     assert len({(str(look["linestyle"]), look["marker"], look["color"]) for look in looks}) == 12
 

@@ -44,21 +44,21 @@ class ImagePool:
     ) -> PixelCache | None:
         known = index.size_by_id
         sizes, all_sizes = {id: known[id] for id in ids}, {id: known[id] for id in index.ids}
-        place = cache_device(config.data.cache, sizes.values(), device)
-        if place is None:
+        target = cache_device(config.data.cache, sizes.values(), device)
+        if target is None:
             return None
         threads = workers(config)
-        if self.whole and config.data.cache == "auto" and cache_device("auto", all_sizes.values(), device) == place:
+        if self.whole and config.data.cache == "auto" and cache_device("auto", all_sizes.values(), device) == target:
             try:
-                return build_cache(source, all_sizes, place, threads)
+                return build_cache(source, all_sizes, target, threads)
             except DataError:
                 pass  # an image that this run does not need may be unreadable
         with trained_on() if purpose == "train" else nullcontext():
-            return build_cache(source, sizes, place, threads)
+            return build_cache(source, sizes, target, threads)
 
 
 def _content(source: Source, index: ClassIndex, config: Config, device: Any) -> Hashable:
     """A key for the pixels of a cache and its device."""
     masks = hashlib.sha256(index.digests.tobytes()).digest()
-    place = source.file(index.ids[0], "image") if index.ids else ""
-    return source.name, place, config.shapes, config.data.cache, str(device), masks
+    target = source.file(index.ids[0], "image") if index.ids else ""
+    return source.name, target, config.shapes, config.data.cache, str(device), masks

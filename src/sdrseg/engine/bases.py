@@ -159,17 +159,17 @@ def _shards(tensors: Mapping[str, Tensor], most: int | None) -> list[dict[str, T
     """Tensors in as few shards as their order allows; one larger than a shard is split by rows."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
-    room = None if most is None else most - 64 * 1024  # reserved for the header with names and shapes
-    if room is not None and room < 64 * 1024:
+    available = None if most is None else most - 64 * 1024  # reserved for the header with names and shapes
+    if available is not None and available < 64 * 1024:
         raise UsageError(f"--shard-size {most} is too small. Use at least 128kB.")
     for name, tensor in tensors.items():
         pieces = {name: tensor}
-        if room is not None and tensor.nbytes > room:
-            rows = max(1, len(tensor) * room // tensor.nbytes)
+        if available is not None and tensor.nbytes > available:
+            rows = max(1, len(tensor) * available // tensor.nbytes)
             cut = torch.split(tensor, rows)
             pieces = {f"{name}@{number}of{len(cut)}": piece for number, piece in enumerate(cut)}
         for label, piece in pieces.items():
-            if room is not None and size + piece.nbytes > room and shards[-1]:
+            if available is not None and size + piece.nbytes > available and shards[-1]:
                 shards.append({})
                 size = 0
             shards[-1][label] = piece
@@ -195,9 +195,9 @@ def _read_shards(origin: Path, entries: list[Any], remedy: str) -> dict[str, Ten
         loose |= load_entry(origin, entry, remedy)
     whole: dict[str, Tensor] = {}
     for label, tensor in loose.items():
-        name, cut, place = label.partition("@")
+        name, cut, numbers = label.partition("@")
         if cut:
-            number, _, count = place.partition("of")
+            number, _, count = numbers.partition("of")
             if int(number) > 0:
                 continue
             tensor = torch.cat([loose[f"{name}@{n}of{count}"] for n in range(int(count))])

@@ -146,8 +146,8 @@ class Watch:
 
     def _write(self, metrics: dict[str, Tensor], epoch: int) -> None:
         values = self._read()
-        for name, course in values.items():
-            sizes = ((at, abs(value)) for at, value in course.items())
+        for name, series in values.items():
+            sizes = ((at, abs(value)) for at, value in series.items())
             self._recent.setdefault(name, deque(maxlen=RECENT)).extend(sizes)
         self._check(values)
         entry = self._entry(epoch, _means(values))
@@ -170,8 +170,8 @@ class Watch:
         numbers = iter(torch.cat([values for _, _, values in self._kept]).tolist())
         for iteration, names, _ in self._kept:
             for name in names:  # parts of a batch add up
-                course = result.setdefault(name, {})
-                course[iteration] = course.get(iteration, 0.0) + next(numbers)
+                series = result.setdefault(name, {})
+                series[iteration] = series.get(iteration, 0.0) + next(numbers)
         return result
 
     def _entry(self, epoch: int, losses: dict[str, float]) -> dict[str, Any]:
@@ -199,8 +199,8 @@ class Watch:
     def _check(self, values: Values) -> None:
         """Stop the run if any term was not finite since the last check."""
         firsts = {
-            name: min((at for at, value in course.items() if not math.isfinite(value)), default=None)
-            for name, course in values.items()
+            name: min((at for at, value in series.items() if not math.isfinite(value)), default=None)
+            for name, series in values.items()
         }
         found = [at for at in firsts.values() if at is not None]
         if not found:
@@ -219,13 +219,13 @@ class Watch:
 
     def _grown_first(self) -> str:
         """The first term that grew far beyond its earlier values."""
-        begin = {
-            name: statistics.median([value for _, value in list(course)[: max(1, len(course) // 3)]])
-            for name, course in self._recent.items()
+        initial = {
+            name: statistics.median([value for _, value in list(series)[: max(1, len(series) // 3)]])
+            for name, series in self._recent.items()
         }
         grown = []
         for name in self._recent.keys() - {"loss"}:
-            most = GROWN * max(begin[name], 0.01 * begin["loss"])  # distillation begins at 0
+            most = GROWN * max(initial[name], 0.01 * initial["loss"])  # distillation begins at 0
             beyond = [(at, value) for at, value in self._recent[name] if not value <= most]
             if beyond:
                 at, value = beyond[0]
@@ -238,5 +238,5 @@ Values = dict[str, dict[int, float]]
 
 
 def _means(values: Values) -> dict[str, float]:
-    count = len({at for course in values.values() for at in course})
-    return {name: math.fsum(course.values()) / count for name, course in values.items()}
+    count = len({at for series in values.values() for at in series})
+    return {name: math.fsum(series.values()) / count for name, series in values.items()}

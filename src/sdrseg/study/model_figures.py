@@ -14,7 +14,7 @@ from sdrseg.reporting.collect import RunRecord, collect
 from sdrseg.reporting.latent import BINS, Latent, measure
 from sdrseg.reporting.pictures import TestImage, apply_models, choose, load_images, open_data
 from sdrseg.study.activations import UNCERTAIN, share_uncertain
-from sdrseg.study.figures import COLUMN, DPI, PAGE, figure, legend_below, look_of, save
+from sdrseg.study.figures import COLUMN, DPI, PAGE, figure, legend_below, line_style, save
 
 
 def open_runs(
@@ -46,7 +46,7 @@ def draw_histogram(runs: Sequence[RunRecord], images: Sequence[TestImage], out: 
             if latent.histogram is not None:
                 share = 100 * share_uncertain(latent.histogram)
                 label = f"{run.label} ({share:.1f} % in {UNCERTAIN[0]}–{UNCERTAIN[1]})"
-                axis.plot(centres, np.maximum(latent.histogram, 1e-7), label=label, **look_of(number))
+                axis.plot(centres, np.maximum(latent.histogram, 1e-7), label=label, **line_style(number))
         axis.axvspan(*UNCERTAIN, color="0.93", lw=0)
         axis.set(yscale="log", xlim=(0, 1), xlabel="activation / class maximum", ylabel="share of activations")
         legend_below(fig, *axis.get_legend_handles_labels())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.study.decay import stability_decay
-from sdrseg.study.figures import COLUMN, PAGE, figure, legend_below, look_of, save
+from sdrseg.study.figures import COLUMN, PAGE, figure, legend_below, line_style, save
 from sdrseg.study.ranges import default_ranges, parse_range
 from sdrseg.study.tune import Search, search_ranges
 from sdrseg.terminal import console, print_json, print_table
@@ -74,7 +74,7 @@ def draw_trials(result: Mapping[str, Any], out: Path) -> list[Path]:
                 points = [(t["values"][key], t["score"]) for t in trials if t["stage"] == stage and key in t["values"]]
                 if points:
                     values, scores = zip(*points, strict=True)
-                    axis.plot(values, scores, label=stage, **{**look_of(number), "linestyle": ""})
+                    axis.plot(values, scores, label=stage, **{**line_style(number), "linestyle": ""})
             known = [t["values"][key] for t in trials if key in t["values"]]
             if all(isinstance(v, int | float) and v > 0 for v in known) and max(known) > 10 * min(known):
                 axis.set_xscale("log")

@@ -24,7 +24,7 @@ class _Listed:
     number: int | str
     file_name: str
     size: tuple[int, int]  # height, width
-    shapes: list[tuple[tuple[bool, float], int, Any]] = field(default_factory=list)  # order, class id, what is drawn
+    shapes: list[tuple[tuple[bool, float], int, Any]] = field(default_factory=list)  # order, class id, shape
 
 
 class AnnotationFile:
@@ -101,9 +101,11 @@ class AnnotationFile:
         self, entries: list[Any], listed: Mapping[int | str, _Listed | None], class_of: Mapping[int, int]
     ) -> None:
         for position, entry in enumerate(entries):
-            given = entry if isinstance(entry, dict) else {}
-            name = f"annotation id {given['id']!r}" if "id" in given else f"annotations[{position}] (without id)"
-            number, category = given.get("image_id"), given.get("category_id")
+            annotation = entry if isinstance(entry, dict) else {}
+            name = (
+                f"annotation id {annotation['id']!r}" if "id" in annotation else f"annotations[{position}] (without id)"
+            )
+            number, category = annotation.get("image_id"), annotation.get("category_id")
             if not isinstance(number, int | str) or number not in listed:
                 self._problem("unknown image", f"{name}: image_id {number!r} is not in images")
                 continue
@@ -112,31 +114,31 @@ class AnnotationFile:
                 continue  # already reported
             if not isinstance(category, int) or category not in class_of:
                 self._problem("unknown category", f"{name}: category_id {category!r} is not in categories")
-            elif given.get("ignore"):
+            elif annotation.get("ignore"):
                 self._problem("ignored annotation", f"{name}: ignore is set; it is not used")
             else:
                 try:
-                    area, shape = drawing(given.get("segmentation"), image.size)
+                    area, shape = drawing(annotation.get("segmentation"), image.size)
                 except BrokenError as error:
                     self._problem("broken annotation", f"{name}: {error}")
                     continue
                 # Crowds first, then from large to small, so that small objects stay visible.
-                order = (not given.get("iscrowd"), -area)
+                order = (not annotation.get("iscrowd"), -area)
                 image.shapes.append((order, class_of[category], shape))
 
     def _find_images(self, listed: Iterable[_Listed], folders: list[Path]) -> dict[str, Path]:
         folders = [folder for folder in folders if folder.is_dir()]
-        where = ", ".join(map(str, folders))
+        searched = ", ".join(map(str, folders))
         found: dict[str, Path] = {}
         for image in listed:
             paths = (folder / image.file_name for folder in folders)
             path = next((path for path in paths if _is_file(path)), None)
             if path is None:
-                self._problem("no image", f"image id {image.number!r}: {image.file_name} not found in: {where}")
+                self._problem("no image", f"image id {image.number!r}: {image.file_name} not found in: {searched}")
             else:
                 found[image.id] = path
         if not found:
-            raise DataError(f"{self.path}: none of its images was found in: {where}.\n{LAYOUTS}")
+            raise DataError(f"{self.path}: none of its images was found in: {searched}.\n{LAYOUTS}")
         return found
 
 

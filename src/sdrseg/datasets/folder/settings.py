@@ -83,27 +83,27 @@ def read_settings(root: Path, named: str = "", also: tuple[str, ...] = ()) -> Se
     if not toml.is_file():
         return Settings(toml)
     try:
-        given = tomllib.loads(read_text(toml))
+        values = tomllib.loads(read_text(toml))
     except tomllib.TOMLDecodeError as error:
         raise DataError(f"{toml}: not valid TOML: {error}. Correct it.") from error
-    for key, value in given.items():
+    for key, value in values.items():
         if key not in _KEYS:
             raise DataError(f"{toml}: unknown key {key!r}{nearest(key, list(_KEYS))}")
         if named and key not in _KEYS_FOR_NAMED + also:
             valid = ", ".join(_KEYS_FOR_NAMED + also)
             raise DataError(f"{toml}: {key} cannot be set here: classes come from the {named}. Valid keys: {valid}.")
-        wanted, is_right = _KEYS[key]
-        if not is_right(value):
+        wanted, is_valid = _KEYS[key]
+        if not is_valid(value):
             raise DataError(f"{toml}: {key} = {value!r} must be {wanted}.")
-    if "classes" in given:
-        given["classes"] = check_classes(toml, given["classes"])
-    given["colours"] = tuple(_check_colour(toml, colour) for colour in given.get("colours", ()))
-    if "ignore_colour" in given:
-        given["ignore_colour"] = _check_colour(toml, given["ignore_colour"])
-    given["values"] = {
-        key if named else _check_value(toml, key): name.strip() for key, name in given.get("values", {}).items()
+    if "classes" in values:
+        values["classes"] = check_classes(toml, values["classes"])
+    values["colours"] = tuple(_check_colour(toml, colour) for colour in values.get("colours", ()))
+    if "ignore_colour" in values:
+        values["ignore_colour"] = _check_colour(toml, values["ignore_colour"])
+    values["values"] = {
+        key if named else _check_value(toml, key): name.strip() for key, name in values.get("values", {}).items()
     }
-    settings = Settings(toml, **given)
+    settings = Settings(toml, **values)
     _check_coding(settings)
     return settings
 
@@ -111,10 +111,10 @@ def read_settings(root: Path, named: str = "", also: tuple[str, ...] = ()) -> Se
 def read_format(root: Path) -> str:
     """The format that dataset.toml names, if any; `read_settings` checks the other keys."""
     try:
-        said = tomllib.loads(read_text(root / "dataset.toml")).get("format", "")
+        format = tomllib.loads(read_text(root / "dataset.toml")).get("format", "")
     except (DataError, tomllib.TOMLDecodeError):
         return ""
-    return said if said in FORMATS else ""
+    return format if format in FORMATS else ""
 
 
 def read_text(path: Path) -> str:
@@ -160,7 +160,7 @@ def _check_colour(file: Path, colour: str) -> str:
 
 
 def _check_value(file: Path, key: str) -> str:
-    """A key of the table of values, in a normal form."""
+    """A key of the table of values, normalised."""
     if key.startswith("#"):
         return _check_colour(file, key)
     span = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", key)
@@ -184,7 +184,7 @@ def _check_coding(settings: Settings) -> None:
     if classes and colours and len(colours) != len(classes):
         raise DataError(
             f"{file}: {quantity(len(colours), 'colour')} for {len(classes)} classes. "
-            "Give one colour per class, in order."
+            "Write one colour per class, in order."
         )
     if settings.ignore_colour and not colours:
         raise DataError(
