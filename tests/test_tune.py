@@ -21,6 +21,7 @@ from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.metrics import StepScore
 from sdrseg.scenario import build_scenario, parse_spec
+from sdrseg.study import tuning
 from sdrseg.study.decay import Decay, stability_decay
 from sdrseg.study.ranges import Range, default_ranges, parse_range, stability_of
 from sdrseg.study.tune import Search, new_of_step, search_ranges
@@ -222,6 +223,18 @@ def test_the_command_marks_an_oracle_and_resumes(tmp_path, sdrseg):
     code, _, err = sdrseg(*command, "--trials", 3, "--set", "train.epochs=2", "--set", "run.log_every=5")
     assert code == 2 and "has another search (now, there): settings: " in err and "'train.epochs': 2" in err
     assert json.loads((tmp_path / "tune/tune.json").read_text())["trials"] == again["trials"]
+
+
+def test_values_on_a_plot_can_be_read(tmp_path, monkeypatch):
+    """Two or more labels on the axis of values, which do not overlap."""
+    drawn = []
+    monkeypatch.setattr(tuning, "save", lambda made, *_, **__: drawn.append(made))
+    trials = [{"stage": "search", "values": {"kd.weight": value}, "score": 1.0} for value in (0.12, 1.0, 2.46)]
+    tuning.draw_trials({"trials": trials, "oracle": False}, tmp_path / "tune")
+    drawn[0].canvas.draw()
+    labels = [label for label in drawn[0].axes[0].get_xticklabels(which="both") if label.get_text()]
+    boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
+    assert len(boxes) >= 2 and all(a.x1 < b.x0 for a, b in pairwise(boxes))
 
 
 def test_two_workers_share_a_search(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from typing import Any
 from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.watch import NotFiniteError
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, quantity
 from sdrseg.files import write_json
 from sdrseg.metrics import StepScore
 from sdrseg.study.queue import drop_models
@@ -140,7 +140,7 @@ def stability_decay(
     except BudgetError:
         done = {key.split(".")[1] for key in decay.chosen}
         strategy += (
-            f", stopped by its budget after {len(done)} steps: run the same command with a larger budget to resume"
+            f", stopped by its budget after {quantity(len(done), 'step')}: run the same command with a larger budget to resume"
         )
         return search.write(decay.chosen, strategy, finished=False)
     if unlearned:

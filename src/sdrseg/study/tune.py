@@ -199,7 +199,7 @@ def search_ranges(
     search.trials = [Trial("pruned" if trial in pruned else "search", trial.params, trial.value) for trial in done]
     strategy = f"Optuna, {quantity(len(done), 'trial')}" + (f", {len(pruned)} of them pruned" if pruned else "")
     if study.best_value == 0:
-        strategy += "; no trial learned a new class, so the choice says nothing: train longer"
+        strategy += "; no trial learned a new class, so this choice is arbitrary: train longer"
     return search.write(study.best_trial.params, strategy)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from matplotlib.ticker import NullFormatter
 
 from sdrseg.study.decay import stability_decay
 from sdrseg.study.figures import COLUMN, PAGE, figure, legend_below, line_style, save
@@ -77,7 +80,9 @@ def draw_trials(result: Mapping[str, Any], out: Path) -> list[Path]:
                     axis.plot(values, scores, label=stage, **{**line_style(number), "linestyle": ""})
             known = [t["values"][key] for t in trials if key in t["values"]]
             if all(isinstance(v, int | float) and v > 0 for v in known) and max(known) > 10 * min(known):
-                axis.set_xscale("log")
+                low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
+                axis.set(xscale="log", xlim=(0.8 * 10**low, 1.25 * 10**high))  # with labels at whole decades only
+                axis.xaxis.set_minor_formatter(NullFormatter())
             axis.set_xlabel(key)
         axes[0].set_ylabel("mIoU (%)" + (", ORACLE" if result["oracle"] else ""))
         legend_below(made, *axes[0].get_legend_handles_labels())
