@@ -83,6 +83,22 @@ def test_the_plan_of_a_table_is_printed_without_data(sdrseg):
     assert sdrseg("tables", "vok")[0] == 2
 
 
+@pytest.mark.parametrize("name", list(paper_tables()))
+def test_every_missing_run_is_named(name, tmp_path, monkeypatch, sdrseg):
+    """Also where only settings of a row distinguish runs. What --json prints is one document."""
+    monkeypatch.chdir(tmp_path)
+    table = paper_table(name)
+    experiments = study_of(table, experiments_of(table, [1, 2], "default", {})).experiments
+    code, out, _ = sdrseg("tables", name, "--seeds", "1,2", "--json")
+    printed = json.loads(out)
+    assert code == 0 and printed["missing"] == [e.label for e in experiments]
+    assert len(set(printed["missing"])) == len({e.hash for e in experiments})
+    by_paper = [number["paper"] for number in printed["numbers"] if number["paper"] is not None]
+    assert by_paper == [
+        value for c in table.columns for row in table.rows for value in table.printed(row, c).values()
+    ]  # fmt: skip
+
+
 def test_settings_of_a_file_make_another_schedule(tmp_path, sdrseg):
     (tmp_path / "short.toml").write_text("[train]\nepochs = 8\nbatch_size = 16\n")
     words = ["tables", "ablation", "--config", tmp_path / "short.toml", "--set", "train.batch_size=8", "--seeds", "1-2"]
@@ -150,9 +166,14 @@ def test_the_papers_tables_are_sound_latex(name):
 
 
 def require_sound_latex(text: str) -> None:
-    """One tabular with braces that close, no character that means something to TeX, and as many cells as columns."""
+    """Tabulars with braces that close, no character that means something to TeX, and as many cells as columns."""
     lines = [line for line in text.splitlines() if not line.startswith("%")]
     assert not any("%" in line.replace("\\%", "") for line in lines)
+    for tabular in "\n".join(lines).split("\n\n"):
+        require_sound_tabular(tabular.splitlines())
+
+
+def require_sound_tabular(lines: list[str]) -> None:
     begin, *body, end = lines
     columns = re.fullmatch(r"\\begin\{tabular\}\{([lr ]+)\}", begin)
     assert columns and end == r"\end{tabular}" and (body[0], body[-1]) == (r"\toprule", r"\bottomrule")

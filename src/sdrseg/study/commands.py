@@ -17,7 +17,7 @@ from sdrseg.study.estimate import plan
 from sdrseg.study.grid import Study, read_study
 from sdrseg.study.paper import experiments_of, paper_table, study_of
 from sdrseg.study.queue import finished_cells, require_data, run_queue
-from sdrseg.study.render import to_csv, to_latex, to_markdown, to_terminal
+from sdrseg.study.render import to_csv, to_dict, to_latex, to_markdown, to_terminal
 from sdrseg.study.tables import Table, fill
 from sdrseg.terminal import clock, console, print_json, print_table
 
@@ -159,11 +159,14 @@ def paper_results(
     run: bool,
 ) -> bool:
     """`sdrseg tables`: show a table of the paper with our numbers; with `run`, first run missing experiments."""
+    if options.json and (to is not None or format != "terminal"):
+        raise UsageError("--json prints the numbers; leave out --format and --to.")
     arguments: dict[str, Any] = {"name": name, "seeds": seeds, "preset": preset, "settings": settings}
     succeeded = True
     if run or options.dry_run:
         succeeded = run_study(read_table(**arguments), options, read_table, arguments)
-    if not options.dry_run and Processes().rank == 0:
+    shown = options.dry_run or (run and options.json)  # what --json prints is one document
+    if not shown and Processes().rank == 0:
         table = paper_table(name)
         cells = finished_cells(options.out or Path(name), options.results)
         grid = experiments_of(table, seeds, preset, settings)
@@ -174,7 +177,11 @@ def paper_results(
             some = [experiment for row in grid.values() for experiment in row]
             cells, notes = with_activations(cells, some, options.out or Path(name), options.data)
         filled = fill(table, grid, cells, _known(transform))
-        show_table(replace(filled, notes=(*filled.notes, *notes)), format, to)
+        filled = replace(filled, notes=(*filled.notes, *notes))
+        if options.json:
+            print_json(to_dict(filled))
+        else:
+            show_table(filled, format, to)
     return succeeded
 
 

@@ -139,9 +139,8 @@ def stability_decay(
             search.write(decay.chosen, f"{STRATEGY}, not finished", finished=False)
     except BudgetError:
         done = {key.split(".")[1] for key in decay.chosen}
-        strategy += (
-            f", stopped by its budget after {quantity(len(done), 'step')}: run the same command with a larger budget to resume"
-        )
+        strategy += f", stopped by its budget after {quantity(len(done), 'step')}"
+        strategy += ": run the same command with a larger budget to resume"
         return search.write(decay.chosen, strategy, finished=False)
     if unlearned:
         where = f"step {', '.join(unlearned)}"

@@ -82,7 +82,8 @@ def experiments_of(table: PaperTable, seeds: Sequence[int], preset: str, setting
             if row.is_run(column):
                 point = {"spec": row.spec or column, "method": row.method, "preset": preset, **row.settings, **settings}
                 grid[row.name, column] = [
-                    make_experiment({**point, "seed": seed}, (), f"table {table.name}", Path()) for seed in seeds
+                    make_experiment({**point, "seed": seed}, tuple(row.settings), f"table {table.name}", Path())
+                    for seed in seeds
                 ]
     return grid
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
@@ -14,6 +15,8 @@ from sdrseg.errors import quantity
 from sdrseg.study.tables import Block, Table, Value
 
 STYLES = {0: "", 1: "bold", 2: "underline"}
+WIDEST = 30
+"""The most columns of a table in LaTeX; the largest of the paper has 28."""
 
 
 def to_markdown(table: Table) -> str:
@@ -26,30 +29,45 @@ def to_markdown(table: Table) -> str:
     return "\n\n".join(filter(None, [*parts, *_notes(table)])) + "\n"
 
 
+def to_dict(table: Table) -> dict[str, Any]:
+    """The table for `--json`: one entry per number."""
+    numbers = []
+    for block in table.blocks:
+        for line in block.lines:
+            for name, value in zip(block.values, line.values, strict=True):
+                ours = vars(value.ours) if value.ours else {"mean": None, "std": None, "count": 0}
+                place = {"scenario": block.title, "row": line.name, "value": name}
+                facts = {"mean": ours["mean"], "std": ours["std"], "seeds": ours["count"], "paper": value.paper}
+                numbers.append({**place, **facts, "misprint": value.misprint, "difference": value.difference})
+    return {"table": table.name, "numbers": numbers, "notes": table.notes, "missing": table.missing}
+
+
 def to_csv(table: Table) -> str:
     """One line per number, for other programs."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["table", "scenario", "row", "value", "mean", "std", "seeds", "paper", "misprint", "difference"])
-    for block in table.blocks:
-        for line in block.lines:
-            for name, value in zip(block.values, line.values, strict=True):
-                ours = value.ours
-                numbers = [ours.mean, ours.std] if ours else [None, None]
-                texts = ["" if n is None else f"{n:.4f}" for n in numbers]
-                gap = "" if value.difference is None else f"{value.difference:.4f}"
-                facts = ["" if value.paper is None else value.paper, "yes" if value.misprint else "", gap]
-                writer.writerow([table.name, block.title, line.name, name, *texts, ours.count if ours else 0, *facts])
+    for number in to_dict(table)["numbers"]:
+        texts = {key: "" if number[key] is None else f"{number[key]:.4f}" for key in ("mean", "std", "difference")}
+        facts = {**number, **texts, "misprint": "yes" if number["misprint"] else ""}
+        writer.writerow([table.name, *facts.values()])
     return out.getvalue()
 
 
 def to_latex(table: Table) -> str:
-    """A table with booktabs: scenarios side by side; the paper's numbers and differences are below ours."""
-    blocks = table.blocks
+    """Tables with booktabs: scenarios side by side, or one below the other if they are wide; the paper's numbers and
+    differences are below ours."""
+    together = sum(len(block.values) for block in table.blocks) <= WIDEST
+    parts = [table.blocks] if together else [(block,) for block in table.blocks]
+    tabulars = [_tabular(blocks) for blocks in parts]
+    notes = [f"% {_tex(note)}" for note in _notes(table)]
+    return "\n".join([r"% needs \usepackage{booktabs}", "\n\n".join(tabulars), *notes]) + "\n"
+
+
+def _tabular(blocks: Sequence[Block]) -> str:
     names = list(dict.fromkeys(line.name for block in blocks for line in block.lines))
     width = [len(block.values) for block in blocks]
-    lines = [r"% needs \usepackage{booktabs}", r"\begin{tabular}{l" + "".join(" " + "r" * w for w in width) + "}"]
-    lines.append(r"\toprule")
+    lines = [r"\begin{tabular}{l" + "".join(" " + "r" * w for w in width) + "}", r"\toprule"]
     headers = " & ".join(rf"\multicolumn{{{w}}}{{c}}{{{_tex(b.title)}}}" for w, b in zip(width, blocks, strict=True))
     lines.append(f" & {headers} \\\\")
     first = 2
@@ -58,7 +76,7 @@ def to_latex(table: Table) -> str:
         rules.append(rf"\cmidrule(lr){{{first}-{first + w - 1}}}")
         first += w
     lines.append(" ".join(rules))
-    lines.append("Method & " + " & ".join(_tex(value) for block in blocks for value in block.values) + r" \\")
+    lines.append(" & ".join([blocks[0].header, *(_tex(value) for block in blocks for value in block.values)]) + r" \\")
     lines.append(r"\midrule")
     for name in names:
         ours, paper = [], []
@@ -69,9 +87,7 @@ def to_latex(table: Table) -> str:
         lines.append(f"{_tex(name)} & {' & '.join(ours)} \\\\")
         if any(paper):
             lines.append(rf"\quad\textit{{paper}} & {' & '.join(paper)} \\")
-    lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += [f"% {_tex(note)}" for note in _notes(table)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
 def to_terminal(table: Table) -> RenderableType:

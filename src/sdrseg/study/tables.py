@@ -40,11 +40,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """One scenario: a line per method, a column per score."""
+    """One scenario: a line per method (or what `header` says), a column per score."""
 
     title: str
     values: tuple[str, ...]
     lines: tuple[Line, ...]
+    header: str = "Method"
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _per_class(
         for n, one in enumerate(classes)
     ]
     headers = tuple(f"{row.name} {kind}" for row in rows for kind in ("IoU", "accuracy"))
-    return Block(column, headers, tuple(lines))
+    return Block(column, headers, tuple(lines), "Class")
 
 
 def ranked(lines: Sequence[Line], names: Sequence[str] = ()) -> tuple[Line, ...]:
