@@ -221,7 +221,7 @@ def test_the_command_marks_an_oracle_and_resumes(tmp_path, sdrseg):
     assert again["plots"] == [str(tmp_path / f"tune/tune.{kind}") for kind in ("svg", "pdf", "png")]
     assert sdrseg(*command)[0] == 2  # neither trials nor minutes
     code, _, err = sdrseg(*command, "--trials", 3, "--set", "train.epochs=2", "--set", "run.log_every=5")
-    assert code == 2 and "has another search (now, there): settings: " in err and "'train.epochs': 2" in err
+    assert code == 2 and "has another search (now, in the folder): settings: " in err and "'train.epochs': 2" in err
     assert json.loads((tmp_path / "tune/tune.json").read_text())["trials"] == again["trials"]
 
 

@@ -75,15 +75,17 @@ class Search:
         facts = {"spec": self.spec, "method": self.method, "preset": self.preset, "strategy": strategy}
         free = {s.key for s in self.config().settings() if s.affects == "nothing"}
         settings = {key: value for key, value in self.settings.items() if key not in free}
-        mine = json.loads(json.dumps({**facts, "oracle": self.oracle, "settings": settings}))
+        own = json.loads(json.dumps({**facts, "oracle": self.oracle, "settings": settings}))
         file = self.out / "search.json"
         if not file.exists():
-            write_json(file, mine)
+            write_json(file, own)
             return
-        there = RunFolder(self.out).read_json(file.name)
-        if other := [key for key, value in mine.items() if there.get(key) != value]:
-            parts = [f"{key}: {mine[key]!r}, {there.get(key)!r}" for key in other]
-            raise UsageError(f"{self.out} has another search (now, there): {'; '.join(parts)}. Choose another --out.")
+        saved = RunFolder(self.out).read_json(file.name)
+        if other := [key for key, value in own.items() if saved.get(key) != value]:
+            parts = [f"{key}: {own[key]!r}, {saved.get(key)!r}" for key in other]
+            raise UsageError(
+                f"{self.out} has another search (now, in the folder): {'; '.join(parts)}. Choose another --out."
+            )
 
     def config(self, method: str | None = None) -> Config:
         name, spec = resolve_method(method or self.method), read_spec(self.spec)

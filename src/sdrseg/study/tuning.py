@@ -38,30 +38,30 @@ def tune(
         print_json({**result, "command": command, "plots": [str(file) for file in plots]})
         return
     rows = [
-        [trial["stage"], _said(trial["values"]), "–" if trial["score"] is None else f"{trial['score']:.1f}"]
+        [trial["stage"], _values_text(trial["values"]), "–" if trial["score"] is None else f"{trial['score']:.1f}"]
         for trial in result["trials"]
     ]
     print_table(f"{result['strategy']}; {result['scored']}", ["stage", "values", "mIoU"], rows)
     lines = [f"plots: {', '.join(map(str, plots))}"]
     if result["chosen"]:
-        lines = [f"chosen: {_said(result['chosen'])}", *lines, f"train with these values: {command}"]
+        lines = [f"chosen: {_values_text(result['chosen'])}", *lines, f"train with these values: {command}"]
     for line in lines:
         console().print(line, soft_wrap=True)
 
 
-def _said(values: Mapping[str, Any]) -> str:
+def _values_text(values: Mapping[str, Any]) -> str:
     parts = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in values.items()}
     return ", ".join(f"{key}={part}" for key, part in parts.items())
 
 
 def train_command(search: Search, chosen: Mapping[str, Any]) -> str:
     """A command that trains with the chosen values, scored on the test images."""
-    words = ["sdrseg", "train", search.spec, "--method", search.method]
-    words += ["--preset", search.preset] if search.preset != "default" else []
-    words += ["--data", str(search.data)] if search.data is not None else []
+    args = ["sdrseg", "train", search.spec, "--method", search.method]
+    args += ["--preset", search.preset] if search.preset != "default" else []
+    args += ["--data", str(search.data)] if search.data is not None else []
     for key, value in {**search.settings, **chosen}.items():
-        words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
-    return shlex.join([*words, "--out", "RUN"])
+        args += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+    return shlex.join([*args, "--out", "RUN"])
 
 
 def draw_trials(result: Mapping[str, Any], out: Path) -> list[Path]:
