@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from runs import content, run
 from sdrseg.datasets.augment import normalise
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.passes import CompiledPass, Pass
+from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS
 from sdrseg.methods.memory import fit
 from sdrseg.reporting import write_report
@@ -126,32 +128,55 @@ def test_a_rare_new_class_can_count_as_an_average_old_one():
     assert (average.student.classifier.bias[N_OLD:] > rows.bias[N_OLD:]).all()  # they start with a "yes" more often
 
 
-@pytest.mark.parametrize("method", ["laps", "laps-softmax"])
-def test_new_rows_can_start_as_linear_discriminants(method):
-    """Against NumPy: the whitened difference of means, as long as old rows, with the best of all biases; in a softmax
-    model on top of the linear function that is nearest to the log-sum-exp of the old rows."""
-    stage = at_step_1(memory=False, method=method)
-    images = normalise(make_batch(1, "disjoint").images)
+def at_start_of_rows(method: str, *settings: str):
+    """Features and labels of the cells of a step without a memory, the rows after the survey, and what they exceed."""
+    stage = at_step_1(*settings, memory=False, method=method)
     with torch.no_grad():
         stage.student.eval()
-        x = stage.student(images).embedding.double().numpy()
+        x = stage.student(normalise(make_batch(1, "disjoint").images)).embedding.double().numpy()
     stride = stage.batch.labels.shape[-1] // x.shape[-1]
     labels = stage.batch.labels.numpy()[:, ::stride, ::stride]
     vectors = x.transpose(0, 2, 3, 1)
     rows = stage.student.classifier
     weights, biases = rows.weight[:, :, 0, 0].detach().double().numpy(), rows.bias.detach().double().numpy()
-    no = vectors[labels == 0]
-    mean, spread = no.mean(0), np.cov(no.T, bias=True)
-    spread += 0.1 * np.diag(spread).mean() * np.eye(len(mean))
-    zero = weights[0] if method == "laps-softmax" else 0
-    length = np.linalg.norm(weights[1:N_OLD] - zero, axis=1).mean()
 
     def level(x):
         z = x @ weights[:N_OLD].T + biases[:N_OLD]
-        return np.log(np.exp(z).sum(1)) if method == "laps-softmax" else np.zeros(len(x))
+        against_old = method == "laps-softmax" or "laps.level=old" in settings
+        return np.log(np.exp(z).sum(1)) if against_old else np.zeros(len(x))
+
+    return vectors[labels != 255], labels[labels != 255], weights, biases, level
+
+
+@pytest.mark.parametrize(("method", "against"), [("laps", "zero"), ("laps", "old"), ("laps-softmax", "old")])
+def test_new_rows_can_start_by_logistic_regression(method, against):
+    """The gradient of the weighted cross-entropy with its penalty, in NumPy, is zero."""
+    settings = ("laps.init=logistic", "laps.ridge=0.01", f"laps.level={against}")
+    vectors, labels, weights, biases, level = at_start_of_rows(method, *settings)
+    assert (np.abs(level(vectors)).max() > 0.1) == (against == "old")
+    for c in range(N_OLD, CLASSES):
+        y = labels == c
+        share = np.where(y, 3.0, 1.0) / np.where(y, 3.0, 1.0).sum()
+        variance = share @ (vectors - share @ vectors) ** 2
+        residual = share * (sigmoid(vectors @ weights[c] + biases[c] - level(vectors)) - y)
+        gradient = residual @ vectors + 0.01 * variance * weights[c]
+        assert y.any() and np.abs(weights[c]).max() > 0.1
+        np.testing.assert_allclose(gradient, 0, atol=1e-5)
+        assert residual.sum() == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["laps", "laps-softmax"])
+def test_new_rows_can_start_as_linear_discriminants(method):
+    """Against NumPy: the whitened difference of means, as long as old rows, with the best of all biases; in a softmax
+    model on top of the linear function that is nearest to the log-sum-exp of the old rows."""
+    vectors, labels, weights, biases, level = at_start_of_rows(method, "laps.init=closed_form")
+    zero = weights[0] if method == "laps-softmax" else 0
+    length = np.linalg.norm(weights[1:N_OLD] - zero, axis=1).mean()
 
     for c in range(N_OLD, CLASSES):
-        own = vectors[labels == c]
+        own, no = vectors[labels == c], vectors[labels != c]
+        mean, spread = no.mean(0), np.cov(no.T, bias=True)
+        spread += 0.1 * np.diag(spread).mean() * np.eye(len(mean))
         direction = np.linalg.solve(spread, own.mean(0) - mean)
         both, share = np.concatenate([own, no]), np.repeat([0.5 / len(own), 0.5 / len(no)], [len(own), len(no)])
         ridge = 1e-3 * (share @ (both - share @ both) ** 2).mean() * np.eye(both.shape[1])  # as further equations
@@ -161,7 +186,7 @@ def test_new_rows_can_start_as_linear_discriminants(method):
         expected = direction * length / np.linalg.norm(direction) + slope
         np.testing.assert_allclose(weights[c], expected, rtol=1e-3, atol=1e-3)
 
-        def loss(bias, c=c, own=own):
+        def loss(bias, c=c, own=own, no=no):
             yes, rest = own @ weights[c] + bias - level(own), no @ weights[c] + bias - level(no)
             return 3 * np.logaddexp(0, -yes).sum() + np.logaddexp(0, rest).sum()
 
@@ -306,3 +331,36 @@ def test_an_interrupted_run_ends_bit_for_bit_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(laps, "after_update", plain)
     run(tmp_path / "run", "laps", *settings, spec="shapes:8-1@overlapped")
     assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("memory", ["gaussian", "features"])
+def test_rows_alone_can_be_fitted_without_an_iteration(tmp_path, memory, monkeypatch):
+    settings = ("laps.init=logistic", "laps.fit_only=true", f"laps.memory={memory}")
+    spec = "shapes:6-2@disjoint"
+    run(tmp_path / "whole", "laps", *settings, spec=spec)
+    models = [load_file(tmp_path / f"whole/steps/{n}/model.safetensors") for n in range(3)]
+    for before, after in pairwise(models):
+        for name, tensor in before.items():
+            assert torch.equal(after[name][: len(tensor)] if name.startswith("classifier") else after[name], tensor)
+        assert after["classifier.weight"][len(before["classifier.weight"]) :].abs().amax((1, 2, 3)).min() > 0.1
+    lines = [*map(json.loads, (tmp_path / "whole/log.jsonl").read_text().splitlines())]
+    assert {line["step"] for line in lines if line["event"] == "train"} == {0}
+    write_report([tmp_path / "whole"], tmp_path / "report.html", images=0)
+    laps, plain = METHODS["laps"], METHODS["laps"].end_survey
+
+    def stop(self, when):
+        plain(self, when)
+        if self.step.number == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(laps, "end_survey", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", "laps", *settings, spec=spec)
+    monkeypatch.setattr(laps, "end_survey", plain)
+    run(tmp_path / "run", "laps", *settings, spec=spec)
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+def test_rows_that_are_not_fitted_need_training():
+    with pytest.raises(UsageError, match=r"laps.fit_only=true needs laps.init=logistic, not small"):
+        at_step_1("laps.fit_only=true", "laps.init=small")

@@ -110,6 +110,11 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
     state = job.folder.load_state(step.number)
     if state is None:
         run_survey("before")
+    if not method.iterates:
+        job.log.cut_step(step.number)
+        job.log.write("passes", step=step.number, how="survey")
+        run_survey("after")
+        return False
     optimiser = make_optimiser(student, method, config)
     best = Best(config)
     facts: dict[str, Any] = {"iteration": 0, "bad_images": {}}

@@ -119,6 +119,11 @@ class Method(PixelTerms):
         """Learning-rate multipliers of the classifier's old and new rows in later steps; 0 keeps rows bit-identical."""
         return 1.0, 1.0
 
+    @property
+    def iterates(self) -> bool:
+        """Whether the current step is trained by gradient descent. If not, only its surveys run."""
+        return True
+
     # --- hooks, in the order in which they are called ---------------------------------------------------------------
 
     @property

@@ -13,20 +13,16 @@ RIDGE = 1e-3  # the same, for the slope of the level
 
 
 class Rest:
-    """Negatives of a class: samples (N, D), and the number of points each represents. In float64 on the CPU.
+    """Negatives of a class: samples of vectors (N, D), with the number of points each vector represents (N,). In
+    float64 on the CPU.
 
     `level`: what a logit is compared with, at features (N, D); its excess is the score.
     """
 
-    def __init__(self, samples: Sequence[Tensor], points: Sequence[float], level: Callable[[Tensor], Tensor]):
+    def __init__(self, samples: Sequence[tuple[Tensor, Tensor]], level: Callable[[Tensor], Tensor]):
         self.level = level
-        self.vectors = torch.cat([*samples]).cpu().double()
-        each = [torch.full((len(x),), n / max(1, len(x))) for x, n in zip(samples, points, strict=True)]
-        self.weights = torch.cat(each).double()
-        self.mean = (self.weights @ self.vectors) / self.weights.sum()
-        centred = self.vectors - self.mean
-        covariance = (centred.T * self.weights) @ centred / self.weights.sum()
-        self.covariance = covariance + SHRINK * covariance.diagonal().mean() * torch.eye(len(self.mean)).double()
+        self.vectors = torch.cat([vectors for vectors, _ in samples]).cpu().double()
+        self.weights = torch.cat([points for _, points in samples]).cpu().double()
 
 
 def discriminant(own: Tensor, points: float, rest: Rest, length: float) -> tuple[Tensor, float]:
@@ -37,9 +33,14 @@ def discriminant(own: Tensor, points: float, rest: Rest, length: float) -> tuple
     points.
     """
     x = own.cpu().double()
-    weight = F.normalize(torch.linalg.solve(rest.covariance, x.mean(0) - rest.mean), dim=0) * length
+    share = rest.weights / rest.weights.sum()
+    mean = share @ rest.vectors
+    centred = rest.vectors - mean
+    covariance = (centred.T * share) @ centred
+    covariance += SHRINK * covariance.diagonal().mean() * torch.eye(len(mean)).double()
+    weight = F.normalize(torch.linalg.solve(covariance, x.mean(0) - mean), dim=0) * length
     levels = rest.level(x), rest.level(rest.vectors)
-    each = torch.cat([torch.full((len(x),), 1 / len(x)).double(), rest.weights / rest.weights.sum()])
+    each = torch.cat([torch.full((len(x),), 1 / len(x)).double(), share])
     weight = weight + slope(torch.cat([x, rest.vectors]), torch.cat(levels), each)
     yes, no = x @ weight - levels[0], rest.vectors @ weight - levels[1]
     return weight, best_bias(yes, no, points / len(x), rest.weights)

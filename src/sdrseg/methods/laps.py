@@ -16,6 +16,7 @@ from torch import Tensor
 from sdrseg.config import Config
 from sdrseg.decision import Decision, decide, scores
 from sdrseg.distributed import Processes
+from sdrseg.errors import UsageError
 from sdrseg.kernels.plain import at_least_float32
 from sdrseg.labels import VOID
 from sdrseg.losses.one_vs_rest import against_old_rows, one_vs_rest_sums, rejection
@@ -24,7 +25,8 @@ from sdrseg.methods.adjust import Drift, share_of_new
 from sdrseg.methods.base import From, Method, StepInfo, When
 from sdrseg.methods.discriminant import Rest, discriminant
 from sdrseg.methods.laps_settings import Laps
-from sdrseg.methods.memory import LatentMemory, Memory, Replay, Sample, draw_vectors
+from sdrseg.methods.logistic import logistic
+from sdrseg.methods.memory import LatentMemory, Memory, Replay, Sample, weighted_vectors
 from sdrseg.methods.terms import Term
 from sdrseg.network import next_multiple
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from sdrseg.network import Network, Output
 
 EACH = {"background": 64, "classes": 256}  # points drawn from each component in every iteration
-NEGATIVES = 4096  # vectors of each kind for the initialisation of new rows
+NEGATIVES = 8192  # vectors drawn from each kind of memory for the initialisation of new rows
 CERTAIN_NO = -30.0  # a logit whose sigmoid is practically 0 in float32
 
 
@@ -66,6 +68,8 @@ class LAPS(Method):
     def __init__(self, config: Config, processes: Processes | None = None):
         super().__init__(config, processes)
         own = self.own
+        if own.fit_only and own.init != "logistic":
+            raise UsageError(f"laps.fit_only=true needs laps.init=logistic, not {own.init}.")
         self.memory = LatentMemory(own.memory, own.rank, own.clusters)
         self.replays: list[Replay] = []
         self.iteration = 0
@@ -75,6 +79,13 @@ class LAPS(Method):
     @property
     def row_rates(self) -> tuple[float, float]:
         return 0.0, self.own.row_rate
+
+    @property
+    def iterates(self) -> bool:
+        return self.step.number == 0 or not self.own.fit_only
+
+    def objective(self) -> str:
+        return "logistic regression of each new row on features" if self.own.fit_only else super().objective()
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -126,7 +137,7 @@ class LAPS(Method):
             if self.step.protocol == "overlapped" and self.memory.background is not None:
                 self.hidden = share_of_new(self.memory.background, self._sample, self.step.n_old)
             self._prepare()
-            if self.own.init == "closed_form":
+            if self.own.init != "small":
                 self._start_rows()
         del self._sample, self._drift
 
@@ -229,23 +240,26 @@ class LAPS(Method):
 
     @torch.no_grad()
     def _start_rows(self) -> None:
-        """Initialise new rows as discriminants of their class from everything else, with the mean norm of old rows."""
-        sample, n_old, rows = self._sample, self.step.n_old, self.student.classifier
-        no = [(sample.of(0)[:NEGATIVES], float(sample.counts[0]))]
-        share = float(sample.counts.sum() / self.seen)
-        memories = self._remembered().values()
-        no += [(draw_vectors(part, NEGATIVES, self._seed()), share * float(part.points.sum())) for part in memories]
-        length = float(self._old_rows().norm(dim=1).mean())
-        if not any(count > 0 for _, count in no):
-            return  # only the new classes are labelled, and nothing is remembered
-        rest = Rest([x for x, _ in no], [count for _, count in no], self._level())
+        """Initialise each new row by its class against everything else in this step and in memory."""
+        sample, own, rows = self._sample, self.own, self.student.classifier
         assert rows.bias is not None
-        for channel in range(n_old, self.step.classes):
-            own = sample.of(channel)
-            if len(own) > 0:
-                weight, bias = discriminant(own, self.own.positive * float(sample.counts[channel]), rest, length)
-                rows.weight[channel] = (weight / rows.weight[0, 0].numel()).to(rows.weight)[:, None, None]
-                rows.bias[channel] = bias
+        each = [(sample.of(c), int(sample.counts[c])) for c in range(self.step.classes)]
+        step = [(x, x.new_full((len(x),), count / max(1, len(x)))) for x, count in each]
+        rarity = sample.counts.sum() / self.seen
+        drawn = [weighted_vectors(part, NEGATIVES, self._seed()) for part in self._remembered().values()]
+        memory = [(vectors, points * rarity) for vectors, points in drawn]
+        for channel in range(self.step.n_old, self.step.classes):
+            rest = Rest([*step[:channel], *step[channel + 1 :], *memory], self._level())
+            vectors, count = each[channel]
+            if count == 0 or rest.weights.sum() == 0:
+                continue  # not labelled at all, or nothing but this class is labelled and nothing remembered
+            points = own.positive * count
+            if own.init == "closed_form":
+                weight, bias = discriminant(vectors, points, rest, float(self._old_rows().norm(dim=1).mean()))
+            else:
+                weight, bias = logistic(vectors, points, rest, own.ridge)
+            rows.weight[channel] = (weight / rows.weight[0, 0].numel()).to(rows.weight)[:, None, None]
+            rows.bias[channel] = bias
 
     def _old_rows(self) -> Tensor:
         """(n_old − 1, D): what turns features into the scores of old classes."""
@@ -253,7 +267,16 @@ class LAPS(Method):
 
     def _level(self) -> Callable[[Tensor], Tensor]:
         """What a new row's logit must exceed at features (N, D), in float64 on the CPU."""
+        if self.own.init == "logistic" and self.own.level == "old":
+            return self._old_together()
         return lambda x: x.new_zeros(len(x))
+
+    def _old_together(self) -> Callable[[Tensor], Tensor]:
+        """The log-sum-exp of the old rows; background's logit is 0."""
+        rows, n_old = self.student.classifier, self.step.n_old
+        assert rows.bias is not None
+        weight, bias = (t[:n_old].detach().cpu().double() for t in (rows.weight.sum((2, 3)), rows.bias))
+        return lambda x: (x @ weight.T + bias).logsumexp(1)
 
     # --- what is kept -----------------------------------------------------------------------------------------------
 

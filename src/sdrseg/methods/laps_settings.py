@@ -29,8 +29,18 @@ class Laps:
         0.0, "weight of the change of the decoder's output where the teacher predicts an old class", 0
     )
     row_rate: float = later(10.0, "learning-rate multiplier of new rows, on top of the decoder's", 0)
-    init: Literal["small", "closed_form"] = later(
-        "closed_form", "new rows start near zero with bias −3, or as linear discriminants of the step's features"
+    init: Literal["small", "closed_form", "logistic"] = later(
+        "closed_form",
+        "new rows start near zero with bias −3, as linear discriminants of the step's features and the memory, or by "
+        "logistic regression on them",
+    )
+    level: Literal["zero", "old"] = later(
+        "old",
+        "what the logistic regression separates at: score 0, or the log-sum-exp of background (0) and the old rows",
+    )
+    ridge: float = later(1e-3, "penalty of the logistic regression on rows, for standardised features", 1e-8, 1.0)
+    fit_only: bool = later(
+        False, "new rows stay as initialised by logistic regression; nothing is trained by gradient descent"
     )
     on_new: Literal["teacher", "skip", "no"] = later(
         "teacher",

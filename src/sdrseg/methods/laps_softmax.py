@@ -54,10 +54,7 @@ class LAPSSoftmax(LAPS):
         return super()._old_rows() - self.student.classifier.weight[:1].sum((2, 3))  # against background
 
     def _level(self) -> Callable[[Tensor], Tensor]:
-        rows, n_old = self.student.classifier, self.step.n_old
-        assert rows.bias is not None
-        weight, bias = (t[:n_old].detach().cpu().double() for t in (rows.weight.sum((2, 3)), rows.bias))
-        return lambda x: (x @ weight.T + bias).logsumexp(1)
+        return self._old_together()
 
     def distilled(self, batch: Batch) -> Tensor:
         # a softmax cannot be negative for all old rows together: where that is wanted, they learn nothing

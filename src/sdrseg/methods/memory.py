@@ -186,6 +186,14 @@ def draw_vectors(memory: Memory, number: int, seed: int) -> Tensor:
     return replay.points
 
 
+def weighted_vectors(memory: Memory, number: int, seed: int) -> tuple[Tensor, Tensor]:
+    """All stored vectors, or `number` drawn ones, (N, D), with the number of points that each represents, (N,)."""
+    if isinstance(memory, Vectors):
+        return memory.mean, memory.points
+    vectors = draw_vectors(memory, number, seed)
+    return vectors, (memory.points.sum() / number).expand(number)
+
+
 class LatentMemory:
     """Background and old classes, each as Gaussians or as vectors."""
 

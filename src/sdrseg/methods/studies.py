@@ -93,6 +93,7 @@ def _standard() -> list[type[Method]]:
 
 def _laps() -> list[type[Method]]:
     """LAPS with one part removed or replaced."""
+    fitted = {"laps__init": "logistic", "laps__fit_only": True}
     rows: list[tuple[str, str, dict[str, Any]]] = [
         ("no-replay", "LAPS without remembered features", {"laps__replay": 0.0, "laps__versus": 0.0}),
         ("no-versus", "LAPS without the softmax of old and new rows", {"laps__versus": 0.0}),
@@ -110,6 +111,9 @@ def _laps() -> list[type[Method]]:
         ),
         ("frozen-encoder", "LAPS that trains decoder and new rows only", {"optim__encoder_lr_factor_later": 0.0}),
         ("light", "LAPS with a quarter of the distillation", {"kd__weight": 1.25}),
+        ("rows", "LAPS that only fits new rows, by logistic regression", fitted),
+        ("rows-features", "the same with feature vectors as memory", fitted | {"laps__memory": "features"}),
+        ("rows-zero", "the same, fitted at score 0", fitted | {"laps__memory": "features", "laps__level": "zero"}),
     ]
     return [
         variant(LAPS, f"laps-{name}", summary, "docs/laps.md: ablation", **values) for name, summary, values in rows
