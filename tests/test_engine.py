@@ -298,7 +298,7 @@ def test_data_of_steps_that_are_not_begun_may_change(finished, tmp_path):
 def test_a_run_without_a_finished_step_is_not_scored_again(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     shutil.rmtree(tmp_path / "run/steps")
-    with pytest.raises(SdrsegError, match="run: no step of this run is finished yet"):
+    with pytest.raises(SdrsegError, match="run: no step of this run is trained and scored yet"):
         score_again(tmp_path / "run")
 
 

@@ -15,8 +15,10 @@ import sdrseg
 from extend_data import masks_folder
 from runs import Quiet
 from sdrseg.datasets.augment import normalise
-from sdrseg.errors import SdrsegError
+from sdrseg.engine.evaluate import score_again
+from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend import imported
+from sdrseg.extend.history import history
 from sdrseg.extend.imported import import_model
 from sdrseg.extend.run import extend
 
@@ -58,6 +60,12 @@ def test_smps_models_say_the_same_and_can_be_extended(tmp_path, arch):
         theirs = model(normalise(torch.from_numpy(image).permute(2, 0, 1)[None])).sigmoid()[0, 0].numpy()
     assert np.abs(ours.predict(image).probabilities[1] - theirs).max() < 1e-4
     if arch == "unet":
+        with pytest.raises(UsageError, match="--classes background,crack"):
+            import_model(file, tmp_path / "no", arch, ["crack"], encoder="resnet18")
+        (step,) = history(tmp_path / "run")["steps"]
+        assert step["method"] == "imported" and step["data"] == "–"
+        with pytest.raises(SdrsegError, match="imported model is scored when it is extended"):
+            score_again(tmp_path / "run")
         masks_folder(tmp_path / "white", 7, 4)
         quick = {"train.epochs": 1, "train.best_every": 0, "train.patience": 0, "run.loggers": []}
         done = extend(tmp_path / "run", tmp_path / "white", tmp_path / "two", settings=quick, display=Quiet())
@@ -71,6 +79,7 @@ def test_a_failed_import_is_explained(tmp_path):
     names, known = ["background", "a", "b"], {"encoder": "resnet18"}
     for arch, given, options, match in (
         ("unet", ["a", "b"], known, "3 channels, and --classes names 2"),
+        ("unet", ["a"], known, "3 channels, and --classes names 1"),
         ("unet", ["a", "a", "b"], known, "Name each channel once"),
         ("unett", names, known, "did you mean 'unet'"),
         ("unet", names, {}, "needs an --encoder"),

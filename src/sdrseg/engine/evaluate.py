@@ -215,7 +215,10 @@ def score_again(
     folder = RunFolder(out)
     saved = folder.read_json("config.json")
     if not folder.has_metrics(0):
-        raise SdrsegError(f"{out}: no step of this run is finished yet. Wait, or resume training.")
+        raise SdrsegError(
+            f"{out}: no step of this run is trained and scored yet. Wait, or resume training. An imported model is "
+            f"scored when it is extended."
+        )
     config = saved_config(saved["config"], str(out / "config.json"))
     spec = parse_spec(saved["spec"])
     if spec.source == Extended.name:

@@ -11,6 +11,7 @@ import torch
 
 from sdrseg.config import Config
 from sdrseg.datasets.batches import survey_batches, train_batches
+from sdrseg.datasets.extended import Extended
 from sdrseg.datasets.order import TrainOrder
 from sdrseg.decision import Decision
 from sdrseg.engine.best import Best
@@ -180,7 +181,8 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
 
 def _warn(job: Job, step: Step, config: Config, student: Network, iterations: int) -> None:
     parameters = sum(p.numel() for p in student.encoder_parameters())
-    if step.number <= 1 and (slow := cpu_warning(job.fabric.device, config.net.encoder, parameters)):
+    slow = cpu_warning(job.fabric.device, config.net.encoder, parameters)
+    if slow and step.number <= 1 and not isinstance(job.source, Extended):
         job.display.say(slow)  # in step 1 too: step 0 may come from the store
     if step.number == 0 and (warning := statistics_warning(config.net, iterations)):
         job.display.say(f"warning: {warning}")

@@ -14,7 +14,7 @@ from sdrseg.engine.folder import FORMAT, RunFolder
 from sdrseg.engine.job import TEST_IMAGES
 from sdrseg.engine.saved import find_step
 from sdrseg.errors import SdrsegError, UsageError, nearest
-from sdrseg.extend.parent import STEP_FILES, Parent, read_parent
+from sdrseg.extend.parent import IMPORTED, STEP_FILES, Parent, read_parent
 from sdrseg.extend.plan import chain_spec, unchanged
 from sdrseg.extend.review import EXTENSION
 from sdrseg.files import link_or_copy, write_json
@@ -39,7 +39,7 @@ def history(run: Path) -> dict[str, Any]:
                 "step": number,
                 "made": meta.get("made"),
                 "method": meta["method"],
-                "data": data.get(number, meta["spec"]),
+                "data": data.get(number, "–" if meta["method"] == IMPORTED else meta["spec"]),
                 "classes": [c["name"] for c in meta["classes"] if c["step"] == number and c["channel"] > 0],
                 "model": meta["files"]["model"]["sha256"],
                 "parent": meta["parent"],

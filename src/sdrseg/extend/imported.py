@@ -21,6 +21,7 @@ from sdrseg.datasets.source import MAX_CLASSES
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.folder import FORMAT, RunFolder
 from sdrseg.errors import SdrsegError, UsageError, first_line, nearest
+from sdrseg.extend.parent import IMPORTED
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
 from sdrseg.network import DECODERS, Network, build_network
@@ -76,8 +77,10 @@ def import_model(
                 "the model has no channel for background, so one is added that is always 0: pixels where no class is "
                 "above 0 are background. Check some predictions."
             )
-    if len(names) > MAX_CLASSES or len(names) < 2:
-        raise UsageError(f"{len(names)} classes: a model must have 2 to {MAX_CLASSES}, including background.")
+    if len(names) == 1:
+        raise UsageError(f"--classes {names[0]}: also name the background: --classes background,{names[0]}.")
+    if len(names) > MAX_CLASSES:
+        raise UsageError(f"{len(names)} classes: a model can have {MAX_CLASSES}, including background.")
     config = config_from({"net": asdict(net), "data": {"crop": crop}, "eval": {"transform": "full_image"}}, str(file))
     _write(out, names, config, network, file)
     return notes
@@ -165,7 +168,7 @@ def _write(out: Path, names: list[str], config: Config, network: Network, file: 
         "step": 0,
         "spec": str(spec),
         "protocol": "sequential",
-        "method": "imported",
+        "method": IMPORTED,
         "classes": [{"channel": c, "id": c, "name": name, "step": 0} for c, name in enumerate(names)],
         "decision": "softmax",
         "net": config.to_dict()["net"],
@@ -176,5 +179,5 @@ def _write(out: Path, names: list[str], config: Config, network: Network, file: 
     write_json(out / "scenario.json", {**scenario.to_dict(), "mask_digests": {}})
     date = datetime.now(UTC).isoformat(timespec="seconds")
     write_chain(out, names, True, [], [{"date": date, "what": f"imported from {file.resolve()}"}])
-    identity = {"spec": str(spec), "method": "imported", "preset": "default", "recipe": RECIPE}
+    identity = {"spec": str(spec), "method": IMPORTED, "preset": "default", "recipe": RECIPE}
     write_json(out / "config.json", {**identity, "format": FORMAT, "config": config.to_dict()})

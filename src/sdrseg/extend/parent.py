@@ -15,6 +15,8 @@ from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import link_or_copy, write_json
 from sdrseg.scenario import SOURCES, Scenario, parse_spec
 
+IMPORTED = "imported"
+"""The method of a model that was not trained here."""
 STEP_FILES = ("model.safetensors", "memory.safetensors", "metrics.json", "extension.json")
 
 

@@ -126,7 +126,8 @@ def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
         metas.append(folder.read_json(f"steps/{number}/meta.json"))
     if not scores:
         raise SdrsegError(
-            f"{folder.path}: step 0 is not trained and scored yet. Finish a step with `sdrseg train` first."
+            f"{folder.path}: step 0 is not trained and scored yet. Finish a step with `sdrseg train` first. An "
+            f"imported model is scored when it is extended."
         )
     environment = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else []
     facts = {key: identity.get(key) for key in ("spec", "method", "preset")}
