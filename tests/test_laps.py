@@ -296,6 +296,16 @@ def test_the_softmax_model_of_step_0_is_that_of_other_methods_and_is_surveyed(tm
     assert content(tmp_path / "own") == content(tmp_path / "laps")
 
 
+def test_all_forms_of_memory_share_a_model_of_step_0(tmp_path):
+    for form in ("gaussian", "features"):
+        run(tmp_path / form, "laps", f"laps.memory={form}", spec="shapes:9-1@disjoint")
+    run(tmp_path / "own", "laps", "laps.memory=features", spec="shapes:9-1@disjoint", bases=tmp_path / "others")
+    assert len(list((tmp_path / "bases").iterdir())) == 1
+    assert content(tmp_path / "features") == content(tmp_path / "own")
+    kept = [load_file(tmp_path / form / "steps/0/memory.safetensors") for form in ("gaussian", "features")]
+    assert "memory.classes.factor" in kept[0] and "memory.classes.factor" not in kept[1]
+
+
 @pytest.mark.parametrize("memory", ["gaussian", "prototype", "features"])
 def test_a_run_remembers_every_class_and_no_image(tmp_path, memory):
     run(tmp_path / "run", "laps", f"laps.memory={memory}", spec="shapes:6-2@disjoint")

@@ -8,13 +8,13 @@ weighted so that all of them count as they do in the data seen so far. docs/laps
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from sdrseg.config import Config
-from sdrseg.decision import Decision, decide, scores
+from sdrseg.decision import decide, scores
 from sdrseg.distributed import Processes
 from sdrseg.errors import UsageError
 from sdrseg.kernels.plain import at_least_float32
@@ -24,9 +24,9 @@ from sdrseg.losses.pixels import masked_sums, to_grid
 from sdrseg.methods.adjust import Drift, share_of_new
 from sdrseg.methods.base import From, Method, StepInfo, When
 from sdrseg.methods.discriminant import Rest, discriminant
-from sdrseg.methods.laps_settings import Laps
 from sdrseg.methods.logistic import logistic
 from sdrseg.methods.memory import LatentMemory, Memory, Replay, Sample, weighted_vectors
+from sdrseg.methods.sigmoid_rows import SigmoidRows
 from sdrseg.methods.terms import Term
 from sdrseg.network import next_multiple
 
@@ -47,13 +47,10 @@ def anchor(method: Method, batch: Batch, student: Output, teacher: Output | None
     return method.mean_of("anchor", masked_sums((x - before).square().mean(1), keep))
 
 
-class LAPS(Method):
-    name = section = "laps"
-    settings = Laps
+class LAPS(SigmoidRows):
     summary = "One sigmoid per class: new rows learn against remembered features, old rows stay as they are"
-    own_step0 = True  # a softmax model gives meaningless sigmoids
+    trains_step0_like: ClassVar[type[Method] | None] = SigmoidRows
     replayable = Method.replayable
-    decision: Decision = "sigmoid"
     own_terms = (
         Term("replay", "remembered features", "L_replay", "laps.replay", True),
         Term("versus", "old rows against new ones", "L_versus", "laps.versus", True),
@@ -94,9 +91,7 @@ class LAPS(Method):
         super().begin_step(step, student, teacher)
         rows = student.classifier
         assert rows.bias is not None
-        if step.number == 0:
-            rows.weight[0], rows.bias[0], rows.bias[1:] = 0, 0, -2.0
-        else:
+        if step.number > 0:
             rows.weight[step.n_old :] *= 0.01
             rows.bias[step.n_old :] = -3.0
         self.iteration = 0
@@ -182,9 +177,10 @@ class LAPS(Method):
     # --- terms ------------------------------------------------------------------------------------------------------
 
     def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
-        own, first = self.own, max(1, self.step.n_old)
-        positive = own.positive if self.step.number > 0 else own.positive_base
-        sums = one_vs_rest_sums(self._against_rest(z)[:, first:], batch.labels, first, positive)
+        if self.step.number == 0:
+            return super()._over_pixels(batch, z, t)
+        n_old = self.step.n_old
+        sums = one_vs_rest_sums(self._against_rest(z)[:, n_old:], batch.labels, n_old, self.own.positive)
         t = self._corrected(batch, t) if self.config.kd.weight > 0 else None
         return {"ce": self.mean_of("ce", sums) / self.scale} | self._distillation(batch, z, t)
 

@@ -12,13 +12,13 @@ from sdrseg.config.switches import later, switch
 class Laps:
     """Sigmoid rows and a memory of old classes (LAPS)."""
 
-    memory: Literal["gaussian", "prototype", "features"] = switch(
+    memory: Literal["gaussian", "prototype", "features"] = later(
         "gaussian",
         "what is kept of each class: mean with low-rank and diagonal covariance, and clusters of background; mean and "
         "variance; or feature vectors (512 per class, 8,192 of background)",
     )
-    rank: int = switch(16, "rank of a class's covariance, in addition to the diagonal, for memory = gaussian", 0, 256)
-    clusters: int = switch(64, "number of clusters of background, for memory = gaussian", 1, 1024)
+    rank: int = later(16, "rank of a class's covariance, in addition to the diagonal, for memory = gaussian", 0, 256)
+    clusters: int = later(64, "number of clusters of background, for memory = gaussian", 1, 1024)
     positive_base: float = switch(2.0, "weight of a class's own pixels in step 0", 0)
     positive: float = later(3.0, "weight of a class's own pixels in later steps", 0)
     replay: float = later(

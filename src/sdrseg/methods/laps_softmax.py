@@ -22,7 +22,7 @@ class LAPSSoftmax(LAPS):
 
     name = "laps-softmax"
     summary = "LAPS on a softmax model: new rows against the log-sum-exp of the old ones"
-    own_step0 = False  # plain training
+    own_step0, trains_step0_like = False, None  # plain training
     decision: Decision = "softmax"
     switches = {
         "kd.kind": From("standard", "the old rows among themselves"),
