@@ -47,7 +47,8 @@ from sdrseg.methods import method_layers
 from sdrseg.metrics import iou, mean_of
 from sdrseg.scenario import Scenario, parse_spec
 
-SIGMOID, REMEMBERS = "laps", "laps-softmax"  # the methods whose parent is another one
+REMEMBERS = {"laps": "sigmoid", "laps-softmax": "softmax"}
+"""The methods whose parent has a memory, and the model that it starts from."""
 
 
 def make_parent(study: Study, folder: Path, exported: Path, decision: str) -> Parent:
@@ -64,11 +65,11 @@ def make_parent(study: Study, folder: Path, exported: Path, decision: str) -> Pa
     return Parent(run, 0, run.read_json("steps/0/meta.json"), config, scenario, {}, (), (), True, ())
 
 
-def remembering(study: Study, parent: Parent, settings: dict[str, Any], folder: Path) -> Parent:
-    """The same with a memory of its classes, for laps-softmax. Fewer images count as if they were all."""
-    config = make_config(parent, "laps-softmax", 8, True, None, settings)
+def remembering(study: Study, parent: Parent, method: str, settings: dict[str, Any], folder: Path) -> Parent:
+    """The same with a memory of its classes, for LAPS. Fewer images count as if they were all."""
+    config = make_config(parent, method, 8, True, None, settings)
     config = config.changed({"train.batch_size": min(16, len(study.views.ids))})
-    job = study.job(parent, "laps-softmax", config, (study.base, study.step(next(iter(study.images)), 10)), folder)
+    job = study.job(parent, method, config, (study.base, study.step(next(iter(study.images)), 10)), folder)
     run = RunFolder(folder)
     entry = make_memory(job, parent, study.views, run.step(0))
     copy_steps(parent, run, entry)
@@ -167,7 +168,7 @@ def main() -> None:
     words.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
     words.add_argument("--variant", nargs="+", action="append", metavar="NAME KEY=VALUE")
     words.add_argument("--iterations", type=int, default=0, help="about so many in each run; 0: as sdrseg extend does")
-    words.add_argument("--memory", type=int, default=0, help="images that laps-softmax remembers; 0: all of step 0")
+    words.add_argument("--memory", type=int, default=0, help="images that LAPS remembers; 0: all of step 0")
     words.add_argument("--every", type=int, default=1, help="score every n-th image")
     words.add_argument("--limit", type=int, default=0, help="score so many images; for trying the script")
     words.add_argument("--seed", type=int, default=0)
@@ -194,12 +195,13 @@ def carry_out(given: argparse.Namespace, folder: Path) -> None:
             for name in given.new:
                 before[decision, name] = found = score_before(study, parent, name)
                 write_json(given.out / f"{mode}-base-{decision}-{name}.json", {**found, **where})
-    if "softmax" in parents and any(REMEMBERS in some for some in methods.values()):
-        parents["remembering"] = remembering(study, parents["softmax"], common, folder / "remembering")
+    for method, decision in REMEMBERS.items():
+        if decision in parents and any(method in some for some in methods.values()):
+            parents[method] = remembering(study, parents[decision], method, common, folder / method)
     print(f"ready after {time.monotonic() - begin:.0f} s", flush=True)
     for variant, count, name in product(variants, given.images, given.new):
         for method in methods[variant]:
-            label, kind = variant.partition("@")[0], "sigmoid" if method == SIGMOID else "softmax"
+            label, kind = variant.partition("@")[0], REMEMBERS.get(method, "softmax")
             file = given.out / f"{mode}-{label}-{name}-{count}-{method}.json"
             if file.exists() or kind not in parents:
                 continue
@@ -208,7 +210,7 @@ def carry_out(given: argparse.Namespace, folder: Path) -> None:
                 return
             start = time.monotonic()
             run = {"variant": label, "class": name, "images": count, "method": method, "scored": mode}
-            parent, settings = parents["remembering" if method == REMEMBERS else kind], variants[variant]
+            parent, settings = parents.get(method, parents[kind]), variants[variant]
             found = one(study, parent, before[kind, name], run, {**common, **settings}, given.iterations, folder)
             write_json(file, {**found, "settings": settings, **where})
             gc.collect()

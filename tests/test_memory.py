@@ -203,6 +203,27 @@ def test_vectors_are_drawn_in_proportion():
     assert m.draw_vectors(of, 8, 0)[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("old", ["gaussian", "prototype", "features"])
+@pytest.mark.parametrize("new", ["gaussian", "prototype", "features"])
+def test_a_memory_of_another_form_is_taken_over(old, new):
+    """A model that is extended with other settings keeps what it remembers, and learns on."""
+    first, second = m.LatentMemory(old, 2, 3), m.LatentMemory(new, 1, 2)
+    torch.manual_seed(0)
+    centre = torch.tensor([[5.0, 1, 1, 1], [1, 5, 1, 1]])
+    first.classes = m.joined([m.fit(centre[c] + torch.rand(300, 4), c + 1, 70.0 + c, old, 2, 3) for c in (0, 1)])
+    first.background = m.fit(torch.rand(600, 4), 0, 900.0, old, 2, 3)
+    second.load_state_dict(first.state_dict())
+    for c in (0, 1):
+        own = second.classes.owner == c + 1
+        assert second.classes.points[own].sum().item() == pytest.approx(70 + c, rel=1e-5)
+        mean = second.classes.points[own] @ second.classes.mean[own] / (70 + c)
+        torch.testing.assert_close(mean, centre[c] + 0.5, atol=0.1, rtol=0)
+    assert second.background.points.sum().item() == pytest.approx(900, rel=1e-5)
+    second.learn(sample(20, [20]), range(2, 3), 0)
+    assert second.classes.owner.unique().tolist() == [1, 2]
+    assert isinstance(second.classes, m.Vectors) == (new == "features")
+
+
 def test_one_vs_rest_equals_a_loop():
     rng = np.random.default_rng(0)
     s, y = rng.normal(size=(2, 3, 4, 5)) * 3, rng.choice([0, 1, 2, 3, 4, 255], size=(2, 4, 5))

@@ -244,8 +244,24 @@ class LatentMemory:
         return {f"memory.{n}.{k}": t for n, part in self.parts().items() for k, t in part._asdict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        parts = parts_of(state)
+        parts = {name: self._in_this_form(part) for name, part in parts_of(state).items()}
         self.background, self.classes = parts.get("background"), parts.get("classes")
+
+    def _in_this_form(self, memory: Memory) -> Memory:
+        """A memory of another form, such as that of a model that is extended with other settings, fitted again."""
+        if isinstance(memory, Vectors):
+            fits = self.form == "features"
+        else:
+            rank = self.rank if self.form == "gaussian" and memory.owner.any() else 0
+            fits = self.form != "features" and memory.factor.shape[2] == rank
+        if fits:
+            return memory
+        fitted = []
+        for owner in sorted(set(memory.owner.tolist())):
+            own = type(memory)(*(tensor[memory.owner == owner] for tensor in memory))
+            vectors, points = weighted_vectors(own, KEPT if owner > 0 else BACKGROUND, seed=owner)
+            fitted.append(fit(vectors, owner, float(points.sum()), self.form, self.rank, self.clusters))
+        return joined(fitted)
 
 
 def parts_of(state: Mapping[str, Tensor]) -> dict[str, Memory]:
