@@ -17,7 +17,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from pages import print_or_write, table
 
-from sdrseg.extend.by_size import REGIMES
+from sdrseg.extend.by_size import REGIMES, SLOWER_LAPS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results/extend"
@@ -57,7 +57,8 @@ def _regimes() -> str:
     body, above = [], 1
     for one in REGIMES:
         size = f"{above} or more" if one.images is None else f"up to {one.images}"
-        laps = ", ".join([f"1/{one.slower_laps}", *(f"`{key}` = {value}" for key, value in one.laps.items())])
+        rate = [] if one.laps.get("laps.fit_only") else [f"1/{SLOWER_LAPS}"]
+        laps = ", ".join([*rate, *(f"`{key}` = {value}" for key, value in one.laps.items())])
         body.append([size, str(one.batch), str(one.iterations), f"1/{one.slower}", laps])
         above = (one.images or 0) + 1
     heads = [

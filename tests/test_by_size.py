@@ -15,10 +15,10 @@ def by_size(images: int, method: str = "sdr", held_out: bool = True, **settings)
     return settings_by_size(images, held_out, config, method)
 
 
-def test_few_images_get_small_batches_and_with_laps_a_frozen_encoder():
+def test_few_images_get_small_batches_and_laps_fits_rows_only():
     few = by_size(40, "laps-softmax")
     assert few["train"] == {"batch_size": 4, "epochs": 40, "best_every": 4, "patience": 4}
-    assert few["optim"]["encoder_lr_factor_later"] == 0 and few["laps"]["prior"] == "average"
+    assert few["laps"]["fit_only"] is True and few["laps"]["init"] == "logistic" and few["laps"]["prior"] == "average"
     many = by_size(400, "laps-softmax")
     assert many["train"]["batch_size"] == 8 and many["train"]["epochs"] == 8
     assert many["optim"].keys() == by_size(40, "mib")["optim"].keys() == {"lr_later"}

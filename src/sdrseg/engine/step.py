@@ -111,7 +111,7 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
     state = job.folder.load_state(step.number)
     if state is None:
         run_survey("before")
-    if not method.iterates:
+    if not method.iterates(step.number):
         job.log.cut_step(step.number)
         job.log.write("passes", step=step.number, how="survey")
         run_survey("after")

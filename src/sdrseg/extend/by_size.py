@@ -19,21 +19,22 @@ class Regime:
     images: int | None
     batch: int
     iterations: int  # the minimum; at least EPOCHS epochs
-    slower: int  # the learning rate of step 0 is divided by this
+    slower: int  # the learning rate of step 0 is divided by this; for LAPS by `SLOWER_LAPS`
     laps: dict[str, Any] = field(default_factory=dict)
-    """Other settings for LAPS, by "section.key". Its rate is divided by `slower_laps`."""
-    slower_laps: int = 10
+    """Other settings for LAPS, by "section.key"."""
 
 
+SLOWER_LAPS = 10
+FITTED = {
+    "laps.init": "logistic",
+    "laps.fit_only": True,
+    "laps.memory": "features",
+    "laps.prior": "average",
+    "laps.positive": 1.0,
+}
+"""LAPS with few images: gradient descent would destroy the features of old classes. See benchmarks/frozen_rows.py."""
 REGIMES = (
-    Regime(
-        63,
-        batch=4,
-        iterations=400,
-        slower=25,
-        slower_laps=100,
-        laps={"optim.encoder_lr_factor_later": 0.0, "laps.prior": "average", "laps.row_rate": 100.0},
-    ),
+    Regime(63, batch=4, iterations=400, slower=25, laps=FITTED),
     Regime(None, batch=8, iterations=400, slower=10),
 )
 EPOCHS = 8
@@ -53,7 +54,7 @@ def settings_by_size(images: int, held_out: bool, parent: Config, method: str) -
     batch = min(regime.batch, images)
     epochs = max(EPOCHS, math.ceil(regime.iterations / (images // batch)))
     watched = {"best_every": max(1, epochs // SCORES), "patience": PATIENCE} if held_out else {}
-    rate = parent.optim.lr / (regime.slower_laps if laps else regime.slower)
+    rate = parent.optim.lr / (SLOWER_LAPS if laps else regime.slower)
     if parent.optim.lr_later != Optim().lr_later:  # chosen for this model
         rate = min(rate, parent.optim.lr_later)
     settings: dict[str, dict[str, Any]] = {

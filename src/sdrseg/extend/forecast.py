@@ -30,7 +30,7 @@ class Forecast:
     trained: int  # all training images
     held_out: int
     lookalikes: dict[str, dict[str, float]]  # new class -> old class -> share of its pixels
-    iterations: int
+    iterations: int  # 0 if only new rows are fitted
     seconds: float
     gibibytes: float  # of memory, without decoded images
 
@@ -45,9 +45,8 @@ class Forecast:
                 f"{100 * share:.0f} % of {name} pixels are now predicted as '{other}'" for other, share in old.items()
             ]
         duration = f"{max(2, self.seconds):.0f} seconds" if self.seconds < 120 else f"{self.seconds / 60:.0f} minutes"
-        lines.append(
-            f"at most {self.iterations} iterations, about {duration} of training and {self.gibibytes:.1f} GiB of memory"
-        )
+        work = f"at most {self.iterations} iterations" if self.iterations else "only the new rows are fitted"
+        lines.append(f"{work}, about {duration} of training and {self.gibibytes:.1f} GiB of memory")
         return lines
 
 
@@ -66,7 +65,8 @@ def forecast(job: Job, plan: Plan) -> Forecast:
         shares = matrix[channel, 1:n_old] / max(1, matrix[channel].sum())
         found = {plan.parent.classes[c + 1]: float(shares[c]) for c in shares.argsort()[::-1] if shares[c] >= NOTABLE}
         lookalikes[name] = found
-    iterations = len(train_order(step.train_ids, config, job.share))
+    trains = job.method(config, job.processes).iterates(step.number)
+    iterations = len(train_order(step.train_ids, config, job.share)) if trains else 0
     seconds, saved = _one_image(job, network, config.data.crop)
     batch = config.train.batch_size
     weights = sum(p.numel() for p in network.parameters()) * 4
@@ -77,7 +77,7 @@ def forecast(job: Job, plan: Plan) -> Forecast:
         plan.new.held_out,
         lookalikes,
         iterations,
-        iterations * batch * seconds,
+        (iterations * batch or len(step.train_ids)) * seconds,
         memory,
     )
 

@@ -119,9 +119,8 @@ class Method(PixelTerms):
         """Learning-rate multipliers of the classifier's old and new rows in later steps; 0 keeps rows bit-identical."""
         return 1.0, 1.0
 
-    @property
-    def iterates(self) -> bool:
-        """Whether the current step is trained by gradient descent. If not, only its surveys run."""
+    def iterates(self, step: int) -> bool:
+        """Whether a step is trained by gradient descent. If not, only its surveys run."""
         return True
 
     # --- hooks, in the order in which they are called ---------------------------------------------------------------

@@ -77,9 +77,8 @@ class LAPS(SigmoidRows):
     def row_rates(self) -> tuple[float, float]:
         return 0.0, self.own.row_rate
 
-    @property
-    def iterates(self) -> bool:
-        return self.step.number == 0 or not self.own.fit_only
+    def iterates(self, step: int) -> bool:
+        return step == 0 or not self.own.fit_only
 
     def objective(self) -> str:
         return "logistic regression of each new row on features" if self.own.fit_only else super().objective()
