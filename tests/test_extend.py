@@ -238,7 +238,7 @@ def test_one_image_is_enough_with_a_note(place, tmp_path):
     said = Quiet()
     done = extend(place / "run", tmp_path / "one", tmp_path / "out", settings={"train.epochs": 2}, display=said)
     texts = [str(text) for text in said.said]
-    assert "preset default, learning rate 0.0005, encoder frozen" in texts
+    assert "preset default, learning rate 0 (new rows are fitted)" in texts
     first, *_, last = (n for n, text in enumerate(texts) if "training image (" in text or "remembering" in text)
     assert "training image (" in texts[first] and "remembering" in texts[last]  # what to expect before any work
     assert any("scored on the training images" in note for note in done.notes)

@@ -97,8 +97,12 @@ def train(
     return carry_out(job, identity, ready, bound, notes=notes, prepare=begin, after_step=after_step)
 
 
-def _rates(encoder: float, decoder: float) -> str:
+def _rates(job: Job, step: int) -> str:
     """The learning rates of a step in words."""
+    config = job.config.of_step(step)
+    if not job.method(config, job.processes).iterates(step):
+        return "0 (new rows are fitted)"
+    encoder, decoder = learning_rates(config)
     if encoder == 0 < decoder:
         return f"{decoder:g}, encoder frozen"
     return f"{encoder:g}" + (f" (decoder {decoder:g})" if decoder != encoder else "")
@@ -119,14 +123,13 @@ def carry_out(
     `ready`: step 0, if already assembled. `notes`: printed at the beginning. `prepare` is called in every process once
     the folder exists.
     """
-    config = job.config
     try:
         if job.processes.rank == 0:
             open_run_folder(job, identity)
             keep_source(job.method, job.folder.path)
         last = len(job.scenario) - 1
         numbers = [last] if "extends" in identity else range(min(1, last) + 1)
-        shown = ", then ".join(_rates(*learning_rates(config.of_step(number))) for number in numbers)
+        shown = ", then ".join(_rates(job, number) for number in numbers)
         job.display.say(f"preset {identity['preset']}, learning rate {shown}")
         for note in notes:
             job.display.say(note)

@@ -1,0 +1,190 @@
+"""How well new classes can be told from frozen features: rows of LAPS fitted by logistic regression, on VOC 15-1.
+
+    python benchmarks/frozen_rows.py OUT.json --voc PATH --base FOLDER --features FOLDER
+
+BASE: an exported model of step 0 of LAPS (`sdrseg base export`). Only training images are used: 600 are scored with all
+their labels, and the rows of the five new classes are fitted on others: 140 images of each new class, and 400 more, of
+which those without a new class are for the memory. Features are those of one cell in 16×16 pixels, kept in --features;
+making them takes half an hour on a CPU, the rest a few minutes. Each row is fitted as if its class were the only new
+one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from extend_photos import BASE
+from sdrseg.config import load_config
+from sdrseg.datasets import open_source
+from sdrseg.datasets.augment import normalise
+from sdrseg.datasets.index import class_index
+from sdrseg.engine.bases import BaseStore
+from sdrseg.engine.environment import source_commit
+from sdrseg.files import write_json
+from sdrseg.labels import VOID
+from sdrseg.methods.discriminant import Rest
+from sdrseg.methods.logistic import logistic
+from sdrseg.methods.memory import BACKGROUND, CLASS, fit, joined, weighted_vectors
+from sdrseg.network import build_network
+
+N_OLD, NEW, STRIDE = 16, range(16, 21), 16
+SCORED, EACH, OTHERS = 600, 140, 400
+DEFAULT = {"memory": "features", "level": "old", "positive": 3.0, "ridge": 1e-3, "images": 0, "prior": "seen"}
+VARIANTS: list[dict[str, Any]] = [
+    {"memory": "everything"},
+    {"memory": "nothing"},
+    {"memory": "gaussian"},
+    {},
+    {"level": "zero"},
+    {"positive": 2.0},
+    {"ridge": 1e-2},
+    *({"images": count, **more} for count in (50, 25, 10) for more in ({}, {"prior": "average", "positive": 1.0})),
+]
+
+
+def chosen(classes: dict[str, set[int]]) -> dict[str, list[str]]:
+    order = sorted(classes)
+    random.Random(0).shuffle(order)
+    rest, found = order[SCORED:], dict.fromkeys(order[:0])
+    for c in NEW:
+        found |= dict.fromkeys([id for id in rest if c in classes[id]][:EACH])
+    found |= dict.fromkeys([id for id in rest if id not in found][:OTHERS])
+    return {"scored": order[:SCORED], "fitted": list(found)}
+
+
+def make_features(given: argparse.Namespace, source: Any, config: Any, ids: dict[str, list[str]]) -> None:
+    """Vectors (N, D), labels and the number of the image of each cell, and the rows of the base, as files."""
+    with tempfile.TemporaryDirectory() as scratch:
+        store = BaseStore(Path(scratch))
+        network = build_network(config.net, N_OLD)
+        network.load_state_dict(store.load(store.import_from(given.base))[0])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    network.to(device).eval()
+    given.features.mkdir(parents=True, exist_ok=True)
+    for part, names in ids.items():
+        cells: dict[str, list[Any]] = {"vectors": [], "labels": [], "images": []}
+        for number, id in enumerate(names):
+            labels = source.mask(id)[STRIDE // 2 :: STRIDE, STRIDE // 2 :: STRIDE]
+            image = torch.from_numpy(source.image(id).copy()).permute(2, 0, 1)[None].to(device)
+            with torch.no_grad():
+                embedding = network(normalise(image)).embedding[0].cpu()
+            finer = STRIDE * embedding.shape[1] // (-(-image.shape[2] // network.multiple) * network.multiple)
+            x = embedding[:, finer // 2 :: finer, finer // 2 :: finer][:, : labels.shape[0], : labels.shape[1]]
+            known = labels != VOID
+            cells["vectors"].append(x.permute(1, 2, 0).numpy()[known].astype(np.float16))
+            cells["labels"].append(labels[known])
+            cells["images"].append(np.full(known.sum(), number))
+        for name, values in cells.items():
+            np.save(given.features / f"{part}-{name}.npy", np.concatenate(values))
+    rows = {"weight": network.classifier.weight.detach().flatten(1), "bias": network.classifier.bias.detach()}
+    np.savez(given.features / "rows.npz", **{name: tensor.cpu().numpy() for name, tensor in rows.items()})
+
+
+class Cells:
+    """The cells of the images that rows are fitted on, and how many images each stands for."""
+
+    def __init__(self, folder: Path, ids: list[str], classes: dict[str, set[int]], rest: list[str]):
+        self.x = torch.from_numpy(np.load(folder / "fitted-vectors.npy")).float()
+        self.y = torch.from_numpy(np.load(folder / "fitted-labels.npy").astype(np.int64))
+        self.image = torch.from_numpy(np.load(folder / "fitted-images.npy").astype(np.int64))
+        self.has = torch.tensor([[c in classes[id] for c in NEW] for id in ids])
+        share = [sum(c in classes[id] for id in rest) / max(1, int(self.has[:, n].sum())) for n, c in enumerate(NEW)]
+        without = sum(classes[id].isdisjoint(NEW) for id in rest) / int((~self.has.any(1)).sum())
+        stands = [max((s for s, mine in zip(share, row, strict=True) if mine), default=without) for row in self.has]
+        self.points = torch.tensor(stands)[self.image]
+        self.other = ~self.has.any(1)[self.image]
+
+    def memory(self, form: str) -> list[tuple[Tensor, Tensor]]:
+        """What is known of the images without a new class: vectors, and the points that each represents."""
+        if form == "nothing":
+            return []
+        if form == "everything":
+            return [(self.x[self.other], self.points[self.other])]
+        fitted = []
+        for c in range(N_OLD):
+            cells = torch.nonzero(self.other & (self.y == c)).flatten()
+            some = cells[torch.randperm(len(cells), generator=torch.Generator().manual_seed(c))]
+            count = float(self.points[cells].sum())
+            fitted.append(fit(self.x[some[: CLASS if c else BACKGROUND]], c, count, form, 16, 64))  # type: ignore[arg-type]
+        return [weighted_vectors(part, 4 * BACKGROUND, 0) for part in (fitted[0], joined(fitted[1:]))]
+
+    def rows(self, variant: dict[str, Any], old: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        memory = self.memory(variant["memory"])
+        weights, biases = [], []
+        for n, c in enumerate(NEW):
+            images = torch.nonzero(self.has[:, n]).flatten()[: variant["images"] or None]
+            mine = torch.isin(self.image, images)
+            points = torch.ones_like(self.points) if variant["images"] else self.points
+            some = {True: CLASS, False: BACKGROUND}
+            parts = {}
+            for yes in (True, False):
+                cells = torch.nonzero(mine & ((self.y == c) == yes)).flatten()
+                kept = cells[torch.randperm(len(cells), generator=torch.Generator().manual_seed(n))[: some[yes]]]
+                parts[yes] = self.x[kept], points[cells].sum() / len(kept) * torch.ones(len(kept))
+            rarity = 1.0
+            if variant["prior"] == "average":
+                average = self.points[self.other & (self.y > 0)].sum() / (N_OLD - 1)
+                rarity = min(1.0, float(parts[True][1].sum() / average))
+            rest = Rest([parts[False], *((x, rarity * p) for x, p in memory)], level_of(variant["level"], old))
+            own, count = parts[True]
+            weight, bias = logistic(own, variant["positive"] * float(count.sum()), rest, variant["ridge"])
+            weights.append(weight)
+            biases.append(bias)
+        return torch.stack(weights).float(), torch.tensor(biases)
+
+
+def level_of(kind: str, old: dict[str, Tensor]) -> Any:
+    weight, bias = old["weight"].double(), old["bias"].double()
+    return lambda x: (x @ weight.T + bias).logsumexp(1) if kind == "old" else x.new_zeros(len(x))
+
+
+def scored(x: Tensor, y: Tensor, old: dict[str, Tensor], new: tuple[Tensor, Tensor] | None) -> list[float]:
+    """The IoU of each class in per cent, on cells."""
+    s = x @ old["weight"].T + old["bias"]
+    s[:, 0] = 0
+    if new is not None:
+        s = torch.cat([s, x @ new[0].T + new[1]], 1)
+    predicted = s.argmax(1)
+    both = [(predicted == c, y == c) for c in range(s.shape[1])]
+    return [100 * float((a & b).sum() / (a | b).sum().clamp_min(1)) for a, b in both]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--voc", type=Path, required=True)
+    parser.add_argument("--base", type=Path, required=True)
+    parser.add_argument("--features", type=Path, required=True)
+    given = parser.parse_args()
+    config = load_config("voc", None, BASE)
+    source = open_source("voc", given.voc, config)
+    index = class_index(source, "train")
+    classes = {id: {*np.flatnonzero(row)} for id, row in zip(index.ids, index.present[:, :VOID], strict=True)}
+    ids = chosen(classes)
+    if not (given.features / "rows.npz").exists():
+        make_features(given, source, config, ids)
+    with np.load(given.features / "rows.npz") as file:
+        old = {name: torch.from_numpy(file[name]).float() for name in file}
+    test = [torch.from_numpy(np.load(given.features / f"scored-{name}.npy")) for name in ("vectors", "labels")]
+    x, y = test[0].float(), test[1].long()
+    cells = Cells(given.features, ids["fitted"], classes, [id for id in classes if id not in set(ids["scored"])])
+    before = scored(x, torch.where(y < N_OLD, y, 0), old, None)
+    found = []
+    for change in VARIANTS:
+        variant = DEFAULT | change
+        iou = scored(x, y, old, cells.rows(variant, old))
+        found.append({**variant, "iou": dict(zip((source.classes[c] for c in range(21)), iou, strict=True))})
+        print(change, f"old {np.mean(iou[:N_OLD]):.1f}, new {np.mean(iou[N_OLD:]):.1f}", flush=True)
+    write_json(given.out, {"before": float(np.mean(before)), "variants": found, "commit": source_commit()})
+
+
+if __name__ == "__main__":
+    main()
