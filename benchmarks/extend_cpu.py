@@ -2,9 +2,9 @@
 
     python benchmarks/extend_cpu.py PATH_OF_VOC OUT [--images 10 50] [--crop 256] [--iterations 40]
 
-The base has random weights and saw 16 photographs of cats once: the scores mean nothing, the time does. There is no
-early stop, so all iterations are counted. Writes OUT/extend-cpu.json: seconds, and CPU seconds of all threads, which
-matter if other programs run.
+The base has random weights and saw 16 photographs of cats once: the scores mean nothing, the time does. The default
+method fits new rows only; one that iterates does not stop early, so all iterations are counted. Writes
+OUT/extend-cpu.json: seconds, and CPU seconds of all threads, which matter if other programs run.
 """
 
 from __future__ import annotations
