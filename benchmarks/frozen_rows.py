@@ -30,9 +30,10 @@ from sdrseg.engine.bases import BaseStore
 from sdrseg.engine.environment import source_commit
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
-from sdrseg.methods.discriminant import Rest
+from sdrseg.methods.discriminant import Rest, log_sum_exp
 from sdrseg.methods.logistic import logistic
 from sdrseg.methods.memory import BACKGROUND, CLASS, fit, joined, weighted_vectors
+from sdrseg.metrics import iou
 from sdrseg.network import build_network
 
 N_OLD, NEW, STRIDE = 16, range(16, 21), 16
@@ -53,7 +54,8 @@ VARIANTS: list[dict[str, Any]] = [
 def chosen(classes: dict[str, set[int]]) -> dict[str, list[str]]:
     order = sorted(classes)
     random.Random(0).shuffle(order)
-    rest, found = order[SCORED:], dict.fromkeys(order[:0])
+    rest = order[SCORED:]
+    found: dict[str, None] = {}
     for c in NEW:
         found |= dict.fromkeys([id for id in rest if c in classes[id]][:EACH])
     found |= dict.fromkeys([id for id in rest if id not in found][:OTHERS])
@@ -133,7 +135,8 @@ class Cells:
             if variant["prior"] == "average":
                 average = self.points[self.other & (self.y > 0)].sum() / (N_OLD - 1)
                 rarity = min(1.0, float(parts[True][1].sum() / average))
-            rest = Rest([parts[False], *((x, rarity * p) for x, p in memory)], level_of(variant["level"], old))
+            level = log_sum_exp(old["weight"], old["bias"]) if variant["level"] == "old" else zero
+            rest = Rest([parts[False], *((x, rarity * p) for x, p in memory)], level)
             own, count = parts[True]
             weight, bias = logistic(own, variant["positive"] * float(count.sum()), rest, variant["ridge"])
             weights.append(weight)
@@ -141,9 +144,8 @@ class Cells:
         return torch.stack(weights).float(), torch.tensor(biases)
 
 
-def level_of(kind: str, old: dict[str, Tensor]) -> Any:
-    weight, bias = old["weight"].double(), old["bias"].double()
-    return lambda x: (x @ weight.T + bias).logsumexp(1) if kind == "old" else x.new_zeros(len(x))
+def zero(x: Tensor) -> Tensor:
+    return x.new_zeros(len(x))
 
 
 def scored(x: Tensor, y: Tensor, old: dict[str, Tensor], new: tuple[Tensor, Tensor] | None) -> list[float]:
@@ -152,9 +154,9 @@ def scored(x: Tensor, y: Tensor, old: dict[str, Tensor], new: tuple[Tensor, Tens
     s[:, 0] = 0
     if new is not None:
         s = torch.cat([s, x @ new[0].T + new[1]], 1)
-    predicted = s.argmax(1)
-    both = [(predicted == c, y == c) for c in range(s.shape[1])]
-    return [100 * float((a & b).sum() / (a | b).sum().clamp_min(1)) for a, b in both]
+    classes = s.shape[1]
+    matrix = torch.bincount(y * classes + s.argmax(1), minlength=classes**2).view(classes, classes)
+    return [100 * float(value) for value in iou(matrix.numpy())]
 
 
 def main() -> None:
@@ -180,9 +182,9 @@ def main() -> None:
     found = []
     for change in VARIANTS:
         variant = DEFAULT | change
-        iou = scored(x, y, old, cells.rows(variant, old))
-        found.append({**variant, "iou": dict(zip((source.classes[c] for c in range(21)), iou, strict=True))})
-        print(change, f"old {np.mean(iou[:N_OLD]):.1f}, new {np.mean(iou[N_OLD:]):.1f}", flush=True)
+        scores = scored(x, y, old, cells.rows(variant, old))
+        found.append({**variant, "iou": dict(zip((source.classes[c] for c in range(21)), scores, strict=True))})
+        print(change, f"old {np.mean(scores[:N_OLD]):.1f}, new {np.mean(scores[N_OLD:]):.1f}", flush=True)
     write_json(given.out, {"before": float(np.mean(before)), "variants": found, "commit": source_commit()})
 
 

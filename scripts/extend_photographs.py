@@ -12,12 +12,11 @@ Photographs are reduced to 320 pixels. Which ones are used follows from the orde
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import numpy as np
-from own_data_photos import Photographs, outlines, save_pair, sheep
+from own_data_photos import Photographs, make_folders, outlines, save_pair, sheep
 
 AEROPLANE, TRAIN = 1, 19
 BASE = {3: "bird", 6: "bus", 8: "cat", 13: "horse"}
@@ -41,8 +40,8 @@ def trains(photographs: Photographs, out: Path) -> None:
         for outline in outlines(mask == TRAIN):
             one = {"id": len(annotations), "image_id": number, "category_id": 1, "iscrowd": 0}
             annotations.append({**one, "segmentation": [[round(float(x), 1) for x in outline.ravel()]]})
-    told = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "train"}]}
-    (out / "annotations.json").write_text(json.dumps(told))
+    document = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "train"}]}
+    (out / "annotations.json").write_text(json.dumps(document))
 
 
 def aeroplanes(photographs: Photographs, out: Path) -> None:
@@ -56,17 +55,6 @@ def aeroplanes(photographs: Photographs, out: Path) -> None:
     (out / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [aeroplane]\n")
 
 
-def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("voc", type=Path, help="the folder that contains VOC2012")
-    words.add_argument("out", type=Path, help="a new folder")
-    given = words.parse_args()
-    given.out.mkdir(parents=True)
-    photographs = Photographs(given.voc)
-    for make in (base, sheep, trains, aeroplanes):
-        make(photographs, given.out / make.__name__)
-    (given.out / "sheep/dataset.toml").write_text('[values]\n0 = "background"\n255 = "sheep"\n')
-
-
 if __name__ == "__main__":
-    main()
+    made = make_folders(__doc__, base, sheep, trains, aeroplanes)
+    (made / "sheep/dataset.toml").write_text('[values]\n0 = "background"\n255 = "sheep"\n')

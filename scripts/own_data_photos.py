@@ -117,16 +117,18 @@ def outlines(region: NDArray[np.bool_]) -> Sequence[NDArray[np.float64]]:
     return [points for points in outer if np.ptp(points, axis=0).prod() >= 30]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("voc", type=Path, help="the folder that holds VOC2012/")
+def make_folders(description: str | None, *makers: Callable[[Photographs, Path], None]) -> Path:
+    """Read VOC and the new folder from the command line; each function fills the subfolder of its name."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("voc", type=Path, help="the folder that contains VOC2012")
     parser.add_argument("out", type=Path, help="a new folder")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True)
-    photographs = Photographs(given.voc)
-    for make in (traffic, export, sheep):
-        make(photographs, given.out / make.__name__)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True)
+    photographs = Photographs(args.voc)
+    for make in makers:
+        make(photographs, args.out / make.__name__)
+    return Path(args.out)
 
 
 if __name__ == "__main__":
-    main()
+    make_folders(__doc__, traffic, export, sheep)

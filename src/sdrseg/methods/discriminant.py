@@ -25,6 +25,12 @@ class Rest:
         self.weights = torch.cat([points for _, points in samples]).cpu().double()
 
 
+def log_sum_exp(weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
+    """The level of rows (K, D) with biases (K,): the log-sum-exp of their logits."""
+    weight, bias = weight.detach().cpu().double(), bias.detach().cpu().double()
+    return lambda x: (x @ weight.T + bias).logsumexp(1)
+
+
 def discriminant(own: Tensor, points: float, rest: Rest, length: float) -> tuple[Tensor, float]:
     """A row whose logits exceed the level where its class is: weight and bias.
 

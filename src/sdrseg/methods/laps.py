@@ -23,7 +23,7 @@ from sdrseg.losses.one_vs_rest import against_old_rows, one_vs_rest_sums, reject
 from sdrseg.losses.pixels import masked_sums, to_grid
 from sdrseg.methods.adjust import Drift, share_of_new
 from sdrseg.methods.base import From, Method, StepInfo, When
-from sdrseg.methods.discriminant import Rest, discriminant
+from sdrseg.methods.discriminant import Rest, discriminant, log_sum_exp
 from sdrseg.methods.logistic import logistic
 from sdrseg.methods.memory import LatentMemory, Memory, Replay, Sample, weighted_vectors
 from sdrseg.methods.sigmoid_rows import SigmoidRows
@@ -243,14 +243,15 @@ class LAPS(SigmoidRows):
         rarity = sample.counts.sum() / self.seen
         drawn = [weighted_vectors(part, NEGATIVES, self._seed()) for part in self._remembered().values()]
         memory = [(vectors, points * rarity) for vectors, points in drawn]
+        level, length = self._level(), float(self._old_rows().norm(dim=1).mean())
         for channel in range(self.step.n_old, self.step.classes):
-            rest = Rest([*step[:channel], *step[channel + 1 :], *memory], self._level())
+            rest = Rest([*step[:channel], *step[channel + 1 :], *memory], level)
             vectors, count = each[channel]
             if count == 0 or rest.weights.sum() == 0:
                 continue  # not labelled at all, or nothing but this class is labelled and nothing remembered
             points = own.positive * count
             if own.init == "closed_form":
-                weight, bias = discriminant(vectors, points, rest, float(self._old_rows().norm(dim=1).mean()))
+                weight, bias = discriminant(vectors, points, rest, length)
             else:
                 weight, bias = logistic(vectors, points, rest, own.ridge)
             rows.weight[channel] = (weight / rows.weight[0, 0].numel()).to(rows.weight)[:, None, None]
@@ -270,8 +271,7 @@ class LAPS(SigmoidRows):
         """The log-sum-exp of the old rows; background's logit is 0."""
         rows, n_old = self.student.classifier, self.step.n_old
         assert rows.bias is not None
-        weight, bias = (t[:n_old].detach().cpu().double() for t in (rows.weight.sum((2, 3)), rows.bias))
-        return lambda x: (x @ weight.T + bias).logsumexp(1)
+        return log_sum_exp(rows.weight[:n_old].sum((2, 3)), rows.bias[:n_old])
 
     # --- what is kept -----------------------------------------------------------------------------------------------
 
