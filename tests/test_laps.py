@@ -355,6 +355,9 @@ def test_rows_alone_can_be_fitted_without_an_iteration(tmp_path, memory, monkeyp
         assert after["classifier.weight"][len(before["classifier.weight"]) :].abs().amax((1, 2, 3)).min() > 0.1
     lines = [*map(json.loads, (tmp_path / "whole/log.jsonl").read_text().splitlines())]
     assert {line["step"] for line in lines if line["event"] == "train"} == {0}
+    kept = load_file(tmp_path / "whole/steps/2/memory.safetensors")
+    sizes = {line["step"]: line["bytes"] for line in lines if line["event"] == "memory"}
+    assert sizes.keys() == {0, 1, 2} and sizes[2] == sum(tensor.nbytes for tensor in kept.values())
     write_report([tmp_path / "whole"], tmp_path / "report.html", images=0)
     laps, plain = METHODS["laps"], METHODS["laps"].end_survey
 
@@ -369,6 +372,28 @@ def test_rows_alone_can_be_fitted_without_an_iteration(tmp_path, memory, monkeyp
     monkeypatch.setattr(laps, "end_survey", plain)
     run(tmp_path / "run", "laps", *settings, spec=spec)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+def test_one_pass_over_the_images_fits_rows_and_remembers():
+    """Old classes that are labelled background are negatives, but not remembered as background."""
+    stage = begin("laps", "disjoint", settings=("laps.init=logistic", "laps.fit_only=true"))
+    method, memory, rows = stage.method, stage.method.memory, stage.student.classifier
+    memory.background = memory.classes = None
+    assert not method.needs_teacher and not method.wants_survey("after")
+    with torch.no_grad():
+        stage.student.eval()
+        rows.bias[1] -= stage.student(normalise(stage.batch.images)).coarse[:, 1].median()
+        said = stage.student(normalise(stage.batch.images))
+    stage.teacher = None
+    stage.look("before")
+    stride = stage.batch.labels.shape[-1] // said.embedding.shape[-1]
+    labels = stage.batch.labels[:, ::stride, ::stride]
+    old = (said.coarse[:, 1:N_OLD] > 0).any(1) & (labels == 0)
+    assert 0 < old.sum() < (labels == 0).sum()
+    assert memory.background.points.sum() == ((labels == 0) & ~old).sum()
+    assert method.seen == (labels != 255).sum()
+    counted = {c: memory.classes.points[memory.classes.owner == c].sum() for c in range(N_OLD, CLASSES)}
+    assert counted == {c: (labels == c).sum() for c in range(N_OLD, CLASSES)}
 
 
 def test_rows_that_are_not_fitted_need_training():

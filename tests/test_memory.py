@@ -193,9 +193,9 @@ def test_the_share_of_new_labels_among_points_like_a_part_of_the_background():
     made = m.Sample(3, 2, CPU)
     x = (centres[near] + 0.1).permute(0, 2, 1)[:, :, None]
     made.add(x, torch.tensor([[[0] * 5], [[2] * 5]]), ["a", "b"])
-    assert share_of_new(background, made, 2).tolist() == pytest.approx([2 / 6, 3 / 4, 0])
+    assert share_of_new(background, made, range(2, 3)).tolist() == pytest.approx([2 / 6, 3 / 4, 0])
     made.counts[0] *= 12  # of 60 points, 5 were kept
-    assert share_of_new(background, made, 2).tolist() == pytest.approx([2 / 50, 3 / 15, 0])
+    assert share_of_new(background, made, range(2, 3)).tolist() == pytest.approx([2 / 50, 3 / 15, 0])
 
 
 def test_vectors_are_drawn_in_proportion():

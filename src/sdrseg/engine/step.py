@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,6 +36,7 @@ from sdrseg.scenario import Step
 from sdrseg.weights import load_weights
 
 Assembled = tuple[Method, Network, Network | None]  # method, student, teacher
+Tensors = Mapping[str, torch.Tensor]
 
 
 RATE_FACTOR = 1 / 3  # of the learning rate, at each retry after a divergence
@@ -78,7 +80,7 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
         memory |= surveyed(job, step, config, model)
         if job.processes.rank == 0:
             decision = method_type(config).decision
-            job.folder.save_step(0, model, memory, _meta(job, step, config, decision, {"base": key}))
+            _save(job, step, model, memory, _meta(job, step, config, decision, {"base": key}))
         return
     assembled = method, student, _ = ready or assemble(job, step, method_type, config)
     bad = _fit(job, step, config, assembled)
@@ -88,9 +90,14 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
     if job.processes.rank == 0:
         more = ({"base": key} if key else {}) | ({"lowered_rate": rate} if rate < 1 else {})
         meta = _meta(job, step, config, method.decision, more)
-        job.folder.save_step(step.number, model, {**memory, **own}, meta)
+        _save(job, step, model, {**memory, **own}, meta)
         if key is not None and not bad and rate == 1:  # with skipped images it would be a different base
             job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
+
+
+def _save(job: Job, step: Step, model: Tensors, memory: Tensors, meta: dict[str, Any]) -> None:
+    job.log.write("memory", step=step.number, bytes=sum(tensor.nbytes for tensor in memory.values()))
+    job.folder.save_step(step.number, model, memory, meta)
 
 
 def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:

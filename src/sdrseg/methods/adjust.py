@@ -39,10 +39,10 @@ class Drift:
         return torch.where(count > 0, shift, similarity @ shift)
 
 
-def share_of_new(background: Memory, sample: Sample, first: int) -> Tensor:
+def share_of_new(background: Memory, sample: Sample, new: range) -> Tensor:
     """(M,): for each part of the background, the share of its nearest points in this step that is labelled new.
 
-    New classes begin with channel `first`. A part that is nearest to no point has share 0.
+    A part that is nearest to no point has share 0.
     """
     total = torch.zeros(2, len(background.mean), dtype=torch.float64)
     for channel in range(len(sample.counts)):
@@ -50,5 +50,5 @@ def share_of_new(background: Memory, sample: Sample, first: int) -> Tensor:
         if len(x) > 0:
             nearest = torch.cat([torch.cdist(rows, background.mean).argmin(1) for rows in torch.split(x, ROWS)])
             each = int(sample.counts[channel]) / len(x)
-            total[int(channel >= first)] += each * torch.bincount(nearest, minlength=len(background.mean)).cpu()
+            total[int(channel in new)] += each * torch.bincount(nearest, minlength=len(background.mean)).cpu()
     return (total[1] / total.sum(0).clamp_min(1)).float().to(background.mean.device)

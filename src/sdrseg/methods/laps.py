@@ -80,6 +80,10 @@ class LAPS(SigmoidRows):
     def iterates(self, step: int) -> bool:
         return step == 0 or not self.own.fit_only
 
+    @property
+    def needs_teacher(self) -> bool:
+        return not self.own.fit_only  # the student's features and old rows are then the teacher's
+
     def objective(self) -> str:
         return "logistic regression of each new row on features" if self.own.fit_only else super().objective()
 
@@ -100,40 +104,48 @@ class LAPS(SigmoidRows):
         self.scale = torch.ones((), device=rows.weight.device)
 
     def wants_survey(self, when: When) -> bool:
-        return when == "after" or self.step.number > 0  # not needed before step 0
+        """After step 0; before later steps, and after them if their features have changed."""
+        if self.step.number == 0:
+            return when == "after"
+        return when == "before" or self.iterates(self.step.number)
 
     def begin_survey(self, when: When) -> None:
         self._when = when
         channels, device = self.student.classifier.in_channels, self.student.classifier.weight.device
-        self._sample = Sample(self.step.classes, channels, device)
+        # one more channel than classes: cells labelled background in which an old class is predicted
+        self._sample = Sample(self.step.classes + 1, channels, device)
         self._drift = Drift(self.step.classes, channels, device)
 
     def survey(self, batch: Batch, student: Output, teacher: Output | None) -> None:
         x = at_least_float32(student.embedding)
         labels = self._on_grid(batch.labels, x)
-        if self._when == "after" and teacher is not None:
-            old = self.old_class(batch.labels, teacher, x)
-            if self.own.drift:
+        if self.step.number > 0:
+            old = self.old_class(batch.labels, teacher or student, x)
+            if self.own.drift and self._when == "after" and teacher is not None:
                 self._drift.add(x, at_least_float32(teacher.embedding), old)
-            labels = torch.where(old > 0, VOID, labels)  # an old class whose label is hidden, not background
+            labels = torch.where(old > 0, self.step.classes, labels)
         self._sample.add(x, labels, batch.ids)
 
     def end_survey(self, when: When) -> None:
         self._sample.gather(self.processes)
-        if when == "after":
-            if self.own.drift:
-                self.memory.drift(self._drift.shift(self.memory.classes, self.processes))
-            first = max(1, self.step.n_old)
-            self.memory.learn(self._sample, range(first, self.step.classes), self._seed())
-            self.hidden = None  # it described the earlier background
-        else:
+        if when == "before":
             self.seen = self._sample.counts.sum().float() / self._rarity()
             if self.step.protocol == "overlapped" and self.memory.background is not None:
-                self.hidden = share_of_new(self.memory.background, self._sample, self.step.n_old)
+                self.hidden = share_of_new(self.memory.background, self._sample, self._new)
             self._prepare()
             if self.own.init != "small":
                 self._start_rows()
+        if when == "after" or not self.iterates(self.step.number):
+            if self.own.drift:
+                self.memory.drift(self._drift.shift(self.memory.classes, self.processes))
+            self.memory.learn(self._sample, self._new, self._seed())
+            self.hidden = None  # it described the earlier background
         del self._sample, self._drift
+
+    @property
+    def _new(self) -> range:
+        """The channels of the new classes."""
+        return range(max(1, self.step.n_old), self.step.classes)
 
     def expect(self, whole: Batch | None, parts: int) -> None:
         super().expect(whole, parts)
@@ -152,7 +164,7 @@ class LAPS(SigmoidRows):
         if self.own.prior == "seen" or classes is None:
             return 1.0
         old = float(classes.points.sum()) / max(1, n_old - 1)
-        new = float(self._sample.counts[n_old:].float().mean())
+        new = float(self._sample.counts[list(self._new)].float().mean())
         return min(1.0, max(1.0, new) / max(1.0, old))
 
     def _remembered(self) -> dict[str, Memory]:
@@ -229,8 +241,8 @@ class LAPS(SigmoidRows):
         return to_grid(labels, size, stride, VOID)
 
     def old_class(self, labels: Tensor, teacher: Output, embedding: Tensor) -> Tensor:
-        """(B, h, w): the old class that the teacher predicts where the label is background, else 0."""
-        predicted = decide(at_least_float32(teacher.coarse), self.step.teacher_decision)
+        """(B, h, w): the old class that the teacher's rows predict where the label is background, else 0."""
+        predicted = decide(at_least_float32(teacher.coarse[:, : self.step.n_old]), self.step.teacher_decision)
         return torch.where(self._on_grid(labels, embedding) == 0, predicted, 0)
 
     @torch.no_grad()
@@ -238,13 +250,13 @@ class LAPS(SigmoidRows):
         """Initialise each new row by its class against everything else in this step and in memory."""
         sample, own, rows = self._sample, self.own, self.student.classifier
         assert rows.bias is not None
-        each = [(sample.of(c), int(sample.counts[c])) for c in range(self.step.classes)]
+        each = [(sample.of(c), int(sample.counts[c])) for c in range(len(sample.counts))]
         step = [(x, x.new_full((len(x),), count / max(1, len(x)))) for x, count in each]
         rarity = sample.counts.sum() / self.seen
         drawn = [weighted_vectors(part, NEGATIVES, self._seed()) for part in self._remembered().values()]
         memory = [(vectors, points * rarity) for vectors, points in drawn]
         level, length = self._level(), float(self._old_rows().norm(dim=1).mean())
-        for channel in range(self.step.n_old, self.step.classes):
+        for channel in self._new:
             rest = Rest([*step[:channel], *step[channel + 1 :], *memory], level)
             vectors, count = each[channel]
             if count == 0 or rest.weights.sum() == 0:
