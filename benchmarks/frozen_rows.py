@@ -6,7 +6,8 @@ BASE: an exported model of step 0 of LAPS (`sdrseg base export`). Only training 
 their labels, and the rows of the five new classes are fitted on others: 140 images of each new class, and 400 more, of
 which those without a new class are for the memory. Features are those of one cell in 16×16 pixels, kept in --features;
 making them takes half an hour on a CPU, the rest a few minutes. Each row is fitted as if its class were the only new
-one.
+one. Variants with "encoder" give new rows not only the decoder's output, which is the input of the classifier, but also
+that many principal components of the encoder's features.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from extend_photos import BASE
 from sdrseg.config import load_config
@@ -38,7 +40,16 @@ from sdrseg.network import build_network
 
 N_OLD, NEW, STRIDE = 16, range(16, 21), 16
 SCORED, EACH, OTHERS = 600, 140, 400
-DEFAULT = {"memory": "features", "level": "old", "positive": 3.0, "ridge": 1e-3, "images": 0, "prior": "seen"}
+COMPONENTS = 512  # principal components of the encoder's features that are kept
+DEFAULT = {
+    "memory": "features",
+    "level": "old",
+    "positive": 3.0,
+    "ridge": 1e-3,
+    "images": 0,
+    "prior": "seen",
+    "encoder": 0,
+}
 VARIANTS: list[dict[str, Any]] = [
     {"memory": "everything"},
     {"memory": "nothing"},
@@ -47,6 +58,12 @@ VARIANTS: list[dict[str, Any]] = [
     {"level": "zero"},
     {"positive": 2.0},
     {"ridge": 1e-2},
+    {"ridge": 1e-4},
+    *({"encoder": components, "positive": 2.0} for components in (64, 256, 512)),
+    {"encoder": 256, "positive": 2.0, "memory": "everything"},
+    {"encoder": 256, "positive": 2.0, "ridge": 1e-2},
+    {"encoder": 256, "positive": 2.0, "level": "zero"},
+    {"encoder": 256, "positive": 1.0, "images": 50, "prior": "average"},
     *({"images": count, **more} for count in (50, 25, 10) for more in ({}, {"prior": "average", "positive": 1.0})),
 ]
 
@@ -62,7 +79,18 @@ def chosen(classes: dict[str, set[int]]) -> dict[str, list[str]]:
     return {"scored": order[:SCORED], "fitted": list(found)}
 
 
-def make_features(given: argparse.Namespace, source: Any, config: Any, ids: dict[str, list[str]]) -> None:
+def principal(features: list[Any], old: list[bool]) -> Tensor:
+    """(C, COMPONENTS): the directions of largest variance of the encoder's features on images without a new class."""
+    x = torch.cat([torch.from_numpy(x).float() for x, kept in zip(features, old, strict=True) if kept])
+    x -= x.mean(0)
+    _, directions = torch.linalg.eigh((x.T @ x / len(x)).double())
+    found: Tensor = directions[:, -COMPONENTS:].flip(1).float()
+    return found
+
+
+def make_features(
+    given: argparse.Namespace, source: Any, config: Any, ids: dict[str, list[str]], classes: dict[str, set[int]]
+) -> None:
     """Vectors (N, D), labels and the number of the image of each cell, and the rows of the base, as files."""
     with tempfile.TemporaryDirectory() as scratch:
         store = BaseStore(Path(scratch))
@@ -71,30 +99,44 @@ def make_features(given: argparse.Namespace, source: Any, config: Any, ids: dict
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network.to(device).eval()
     given.features.mkdir(parents=True, exist_ok=True)
-    for part, names in ids.items():
-        cells: dict[str, list[Any]] = {"vectors": [], "labels": [], "images": []}
-        for number, id in enumerate(names):
+    directions: Tensor | None = None
+    for part in ("fitted", "scored"):
+        cells: dict[str, list[Any]] = {"vectors": [], "labels": [], "images": [], "encoder": []}
+        for number, id in enumerate(ids[part]):
             labels = source.mask(id)[STRIDE // 2 :: STRIDE, STRIDE // 2 :: STRIDE]
             image = torch.from_numpy(source.image(id).copy()).permute(2, 0, 1)[None].to(device)
             with torch.no_grad():
-                embedding = network(normalise(image)).embedding[0].cpu()
+                output = network(normalise(image))
+            embedding, encoder = output.embedding[0].cpu(), output.features[0].cpu()
             finer = STRIDE * embedding.shape[1] // (-(-image.shape[2] // network.multiple) * network.multiple)
             x = embedding[:, finer // 2 :: finer, finer // 2 :: finer][:, : labels.shape[0], : labels.shape[1]]
             known = labels != VOID
             cells["vectors"].append(x.permute(1, 2, 0).numpy()[known].astype(np.float16))
             cells["labels"].append(labels[known])
             cells["images"].append(np.full(known.sum(), number))
+            coarse = encoder[:, : labels.shape[0], : labels.shape[1]].permute(1, 2, 0)
+            cells["encoder"].append(coarse.numpy()[known].astype(np.float16))
+        if directions is None:
+            directions = principal(cells["encoder"], [classes[id].isdisjoint(NEW) for id in ids[part]])
+        cells["encoder"] = [(torch.from_numpy(x).float() @ directions).half().numpy() for x in cells["encoder"]]
         for name, values in cells.items():
             np.save(given.features / f"{part}-{name}.npy", np.concatenate(values))
     rows = {"weight": network.classifier.weight.detach().flatten(1), "bias": network.classifier.bias.detach()}
     np.savez(given.features / "rows.npz", **{name: tensor.cpu().numpy() for name, tensor in rows.items()})
 
 
+def inputs(folder: Path, part: str, encoder: int) -> Tensor:
+    """The decoder's output and, behind it, `encoder` components of the encoder's features, (N, D)."""
+    names = ["vectors", "encoder"] if encoder else ["vectors"]
+    parts = [torch.from_numpy(np.load(folder / f"{part}-{name}.npy")) for name in names]
+    return torch.cat([parts[0].float(), *(x[:, :encoder].float() for x in parts[1:])], 1)
+
+
 class Cells:
     """The cells of the images that rows are fitted on, and how many images each stands for."""
 
-    def __init__(self, folder: Path, ids: list[str], classes: dict[str, set[int]], rest: list[str]):
-        self.x = torch.from_numpy(np.load(folder / "fitted-vectors.npy")).float()
+    def __init__(self, folder: Path, ids: list[str], classes: dict[str, set[int]], rest: list[str], encoder: int):
+        self.x = inputs(folder, "fitted", encoder)
         self.y = torch.from_numpy(np.load(folder / "fitted-labels.npy").astype(np.int64))
         self.image = torch.from_numpy(np.load(folder / "fitted-images.npy").astype(np.int64))
         self.has = torch.tensor([[c in classes[id] for c in NEW] for id in ids])
@@ -172,19 +214,24 @@ def main() -> None:
     classes = {id: {*np.flatnonzero(row)} for id, row in zip(index.ids, index.present[:, :VOID], strict=True)}
     ids = chosen(classes)
     if not (given.features / "rows.npz").exists():
-        make_features(given, source, config, ids)
+        make_features(given, source, config, ids, classes)
     with np.load(given.features / "rows.npz") as file:
         old = {name: torch.from_numpy(file[name]).float() for name in file}
-    test = [torch.from_numpy(np.load(given.features / f"scored-{name}.npy")) for name in ("vectors", "labels")]
-    x, y = test[0].float(), test[1].long()
-    cells = Cells(given.features, ids["fitted"], classes, [id for id in classes if id not in set(ids["scored"])])
-    before = scored(x, torch.where(y < N_OLD, y, 0), old, None)
+    y = torch.from_numpy(np.load(given.features / "scored-labels.npy")).long()
+    before = scored(inputs(given.features, "scored", 0), torch.where(y < N_OLD, y, 0), old, None)
+    rest = [id for id in classes if id not in set(ids["scored"])]
     found = []
-    for change in VARIANTS:
-        variant = DEFAULT | change
-        scores = scored(x, y, old, cells.rows(variant, old))
-        found.append({**variant, "iou": dict(zip((source.classes[c] for c in range(21)), scores, strict=True))})
-        print(change, f"old {np.mean(scores[:N_OLD]):.1f}, new {np.mean(scores[N_OLD:]):.1f}", flush=True)
+    for components in sorted({(DEFAULT | change)["encoder"] for change in VARIANTS}):
+        x = inputs(given.features, "scored", components)
+        cells = Cells(given.features, ids["fitted"], classes, rest, components)
+        wider = {**old, "weight": F.pad(old["weight"], (0, components))}  # old rows see the decoder's output alone
+        for change in VARIANTS:
+            variant = DEFAULT | change
+            if variant["encoder"] != components:
+                continue
+            scores = scored(x, y, wider, cells.rows(variant, wider))
+            found.append({**variant, "iou": dict(zip((source.classes[c] for c in range(21)), scores, strict=True))})
+            print(change, f"old {np.mean(scores[:N_OLD]):.1f}, new {np.mean(scores[N_OLD:]):.1f}", flush=True)
     write_json(given.out, {"before": float(np.mean(before)), "variants": found, "commit": source_commit()})
 
 

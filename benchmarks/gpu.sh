@@ -20,9 +20,10 @@ measure kernels kernels.py
 measure new-sizes sizes.py
 measure new-sizes-without sizes.py --without --sizes 5
 measure step-resnet101-batch8 step.py --batch 8 --methods ft "kd only" sdr "step 0" --profile
-measure step-without-kernels step.py --batch 8 --methods ft sdr --speed graph compile --without norm depthwise upsampling pixels rows all
+measure step-without-kernels-graph step.py --batch 8 --methods ft sdr --speed graph --without norm depthwise upsampling pixels rows all
+measure step-without-kernels-compile step.py --batch 8 --methods ft sdr --speed compile --without depthwise upsampling pixels
 measure step-resnet101-batch24 step.py --batch 24 --methods ft sdr --speed graph compile --repeat 20
-measure pipeline-graph pipeline.py voc:15-1@disjoint --data "$voc" --speed graph --iterations 70 --transforms crop512
+measure pipeline-graph pipeline.py voc:15-1@disjoint --data "$voc" --speed graph --iterations 70 --transforms crop512 --without views
 measure pipeline-graph-2-threads pipeline.py voc:15-1@disjoint --data "$voc" --speed graph --iterations 70 --transforms crop512 --workers 2
 measure pipeline-compile pipeline.py voc:15-1@disjoint --data "$voc" --speed compile --iterations 150 --transforms crop512
 measure step-resnet101-151-classes step.py --classes 101+50 --batch 4 16 --speed graph compile --methods ft sdr --repeat 20

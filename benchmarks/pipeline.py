@@ -5,7 +5,8 @@
 
 The engine's own loop trains one step (the last by default) on the images of the scenario, decoded once and kept on the
 device, and then on batches that lie there ready; the ratio of images per second is what the input costs. Rates are
-medians of the log's. Then all test images are scored twice: the first time is what a run sees, with decoding.
+medians of the log's; --without measures real images again without one of our kernels. Then all test images are scored
+twice: the first time is what a run sees, with decoding.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sdrseg import kernels
 from sdrseg.config import load_config, parse_settings
 from sdrseg.datasets.batches import Batch, eval_batches, train_batches, workers
 from sdrseg.datasets.order import TrainOrder
@@ -68,6 +70,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--transforms", nargs="+", default=["crop512", "full_image"])
     parser.add_argument("--set", action="append", default=[], help="a setting, as in `sdrseg train`")
+    parser.add_argument("--without", nargs="+", default=[], choices=kernels.KERNELS)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     spec = parse_spec(args.spec)
@@ -91,7 +94,8 @@ def main() -> None:
     per_epoch = len(chosen.train_ids) // args.batch
     epochs = max(1, round(args.iterations / per_epoch))
     limited = load_config(spec.source, None, parse_settings([*settings, f"train.epochs={epochs}"]))
-    real = train_batches(job.source, chosen.train_ids, chosen.train_table, limited, cache=cache)
+    data: Any = (job.source, chosen.train_ids, chosen.train_table, limited)
+    real = train_batches(*data, cache=cache)
     synthetic = Synthetic(step.inputs, TrainOrder(chosen.train_ids, args.batch, epochs, 0))
     every = max(1, len(real.order) // 12)
     for number in range(8):  # choose kernels, compile, record
@@ -99,9 +103,12 @@ def main() -> None:
     figures["synthetic_images_per_second"] = rate(step, synthetic, every)
     figures["real_images_per_second"] = rate(step, real, every)
     figures["ratio"] = figures["real_images_per_second"] / figures["synthetic_images_per_second"]
+    for name in args.without:
+        with kernels.disabled(name):
+            figures[f"without_{name}_images_per_second"] = rate(step, train_batches(*data, cache=cache), every)
     figures["passes"] = step.compute.how
     if figures["cache"].startswith("cuda"):
-        again = train_batches(job.source, chosen.train_ids, chosen.train_table, limited, cache=cache)
+        again = train_batches(*data, cache=cache)
         made = iter(again)
         figures["input_kernels_ms"] = sum(kernel_times(lambda _: next(made), min(20, len(again))).values())
 
