@@ -21,7 +21,7 @@ from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.passes import GraphPass, Pass
 from sdrseg.engine.speed import make_pass
 from sdrseg.engine.watch import NoLog, Watch
-from sdrseg.methods import METHODS, Method, StepInfo, method_layers
+from sdrseg.methods import METHODS, Method, StepInfo, method_layers, own_sections
 from sdrseg.network import Network, build_network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -56,7 +56,7 @@ def random_batch(classes: int, n_old: int, size: int = 128) -> Batch:
 @pytest.mark.parametrize("name", [n for n in METHODS if not n.startswith(("ablation", "sparsity"))] + ["sparsity-l0"])
 @pytest.mark.parametrize("protocol", ["sequential", "disjoint"])
 def test_no_term_makes_the_host_wait(name, protocol, no_synchronisation):
-    config = load_config("shapes", between=method_layers(name, "default", None))
+    config = load_config("shapes", between=method_layers(name, "default", None), own=own_sections(name))
     torch.manual_seed(0)
     student = build_network(config.net, 5).place_on(GPU)
     teacher = build_network(config.net, 5).place_on(GPU).eval().requires_grad_(False)
@@ -143,7 +143,9 @@ def deterministic():
 def trained(name: str, speed: str, protocol: str, step0: bool = False, *more: str) -> dict[str, torch.Tensor]:
     """Weights and memory after nine iterations on changing batches."""
     settings = [f"run.speed={speed}", "optim.lr_later=1e-4", *more]  # random, with frozen statistics, it bears no more
-    config = load_config("shapes", None, parse_settings(settings), method_layers(name, "default", None))
+    config = load_config(
+        "shapes", None, parse_settings(settings), method_layers(name, "default", None), own_sections(name)
+    )
     fabric = make_fabric(config)
     torch.manual_seed(0)
 
@@ -302,7 +304,9 @@ def test_a_compiled_pass_is_no_further_from_the_truth_than_the_plain_one(name, d
     gradients = {}
     for speed, precision in (("plain", "fp32"), ("plain", "bf16"), ("compile", "bf16"), ("compile", "fp32")):
         settings = [f"run.speed={speed}", f"run.precision={precision}", f"net.decoder={decoder}"]
-        config = load_config("shapes", None, parse_settings(settings), method_layers(name, "default", None))
+        config = load_config(
+            "shapes", None, parse_settings(settings), method_layers(name, "default", None), own_sections(name)
+        )
         torch.manual_seed(0)
         student = build_network(config.net, 5).place_on(GPU)
         teacher = build_network(config.net, 5).place_on(GPU).eval().requires_grad_(False)
