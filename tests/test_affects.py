@@ -215,5 +215,5 @@ def test_rows_of_an_ablation_share_a_base_where_step_0_is_the_same(job):
         config = load_config("shapes", None, {}, layers, own_sections(name))
         return key_of(job, name, config)
 
-    assert key("laps") == key("laps-no-versus") == key("laps-features") == key("laps-prototype")
+    assert key("laps") == key("laps-trained-no-versus") == key("laps-gaussian") == key("laps-prototype")
     assert len({key("laps"), key("laps-softmax"), key("ewc")}) == 3

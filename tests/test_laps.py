@@ -21,10 +21,12 @@ from sdrseg.reporting import write_report
 
 from methods_bench import CLASSES, N_OLD, begin, make_batch
 
+TRAINED = ("laps.fit_only=false", "laps.init=closed_form", "laps.memory=gaussian", "laps.positive=3")
+
 
 def at_step_1(*settings: str, method: str = "laps", memory: bool = True, protocol: str = "disjoint"):
-    """The beginning of step 1, with a memory of made-up features and the survey before fitting done."""
-    stage = begin(method, protocol, settings=settings)
+    """The beginning of step 1, with a memory of made-up features and the survey before training done."""
+    stage = begin(method, protocol, settings=(*TRAINED, *settings))
     own, channels = stage.method.memory, stage.student.classifier.in_channels
     own.background = own.classes = None
     if memory:
@@ -321,7 +323,7 @@ def test_a_run_remembers_every_class_and_no_image(tmp_path, memory):
 
 def test_an_interrupted_run_ends_bit_for_bit_the_same(tmp_path, monkeypatch):
     """Overlapped, with drift and with SDR's terms on top."""
-    settings = ("laps.drift=true", "laps.versus=0.1", "pm.weight=0.01", "cl.attract=1e-4", "cl.repel=1e-4")
+    settings = (*TRAINED, "laps.drift=true", "laps.versus=0.1", "pm.weight=0.01", "cl.attract=1e-4", "cl.repel=1e-4")
     settings = (*settings, "cl.against=nearest", "sp.weight=1e-5")
     run(tmp_path / "whole", "laps", *settings, spec="shapes:8-1@overlapped")
     lines = map(json.loads, (tmp_path / "whole" / "log.jsonl").read_text().splitlines())
@@ -345,7 +347,7 @@ def test_an_interrupted_run_ends_bit_for_bit_the_same(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("memory", ["gaussian", "features"])
 def test_rows_alone_can_be_fitted_without_an_iteration(tmp_path, memory, monkeypatch):
-    settings = ("laps.init=logistic", "laps.fit_only=true", f"laps.memory={memory}")
+    settings = (f"laps.memory={memory}",)
     spec = "shapes:6-2@disjoint"
     run(tmp_path / "whole", "laps", *settings, spec=spec)
     models = [load_file(tmp_path / f"whole/steps/{n}/model.safetensors") for n in range(3)]
@@ -376,7 +378,7 @@ def test_rows_alone_can_be_fitted_without_an_iteration(tmp_path, memory, monkeyp
 
 def test_one_pass_over_the_images_fits_rows_and_remembers():
     """Old classes that are labelled background are negatives, but not remembered as background."""
-    stage = begin("laps", "disjoint", settings=("laps.init=logistic", "laps.fit_only=true"))
+    stage = begin("laps", "disjoint")
     method, memory, rows = stage.method, stage.method.memory, stage.student.classifier
     memory.background = memory.classes = None
     assert not method.needs_teacher and not method.wants_survey("after")

@@ -547,5 +547,5 @@ def test_distillation_is_divided_by_the_normaliser(normaliser, n_old, by, kind):
 
 
 def test_rows_of_an_ablation_have_the_limits_of_their_method():
-    for name in ("laps", "laps-no-versus"):
+    for name in ("laps", "laps-trained-no-versus"):
         assert limits_in(method_layers(name, "default", None, "shapes")) == [("kd", "weight", 0.5)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sdrseg.config import Config
@@ -19,24 +19,12 @@ class Regime:
     images: int | None
     batch: int
     iterations: int  # the minimum; at least EPOCHS epochs
-    slower: int  # the learning rate of step 0 is divided by this; for LAPS by `SLOWER_LAPS`
-    laps: dict[str, Any] = field(default_factory=dict)
-    """Other settings for LAPS, by "section.key"."""
+    slower: int  # the learning rate of step 0 is divided by this
 
 
-SLOWER_LAPS = 10
-FITTED = {
-    "laps.init": "logistic",
-    "laps.fit_only": True,
-    "laps.memory": "features",
-    "laps.prior": "average",
-    "laps.positive": 1.0,
-}
-"""LAPS with few images: gradient descent would destroy the features of old classes. See benchmarks/frozen_rows.py."""
-REGIMES = (
-    Regime(63, batch=4, iterations=400, slower=25, laps=FITTED),
-    Regime(None, batch=8, iterations=400, slower=10),
-)
+REGIMES = (Regime(63, batch=4, iterations=400, slower=25), Regime(None, batch=8, iterations=400, slower=10))
+OF_LAPS = {"prior": "average", "positive": 1.0}
+"""Settings of LAPS for any number of images, chosen on held-out training images (docs/extend.md)."""
 EPOCHS = 8
 SCORES = 10
 """How often the held-out images are scored."""
@@ -50,18 +38,15 @@ def regime_of(images: int) -> Regime:
 
 def settings_by_size(images: int, held_out: bool, parent: Config, method: str) -> dict[str, dict[str, Any]]:
     """Settings for a number of training images. With held-out images, the model with their best score is kept."""
-    regime, laps = regime_of(images), issubclass(find_method(method), LAPS)
+    regime = regime_of(images)
     batch = min(regime.batch, images)
     epochs = max(EPOCHS, math.ceil(regime.iterations / (images // batch)))
     watched = {"best_every": max(1, epochs // SCORES), "patience": PATIENCE} if held_out else {}
-    rate = parent.optim.lr / (SLOWER_LAPS if laps else regime.slower)
+    rate = parent.optim.lr / regime.slower
     if parent.optim.lr_later != Optim().lr_later:  # chosen for this model
         rate = min(rate, parent.optim.lr_later)
     settings: dict[str, dict[str, Any]] = {
         "train": {"batch_size": batch, "epochs": epochs, **watched},
         "optim": {"lr_later": rate},
     }
-    for key, value in regime.laps.items() if laps else ():
-        section, _, name = key.partition(".")
-        settings.setdefault(section, {})[name] = value
-    return settings
+    return settings | ({LAPS.section: OF_LAPS} if issubclass(find_method(method), LAPS) else {})

@@ -22,7 +22,7 @@ def show_methods(json: bool) -> None:
     headers = ["name", "summary", "objective of later steps", "step 0"]
     for title, chosen in (
         ("Methods", [m for m in METHODS.values() if m not in STUDIES]),
-        ("The paper's studies", STUDIES),
+        ("Studies", STUDIES),
     ):
         rows = [[m.name, m.summary, _build(m).objective(), "own" if m.own_step0 else "shared"] for m in chosen]
         print_table(title, headers, rows)
@@ -33,7 +33,7 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     method = find_method(resolve_method(name))
     task = next((names[task] for names in ALIASES.values() if task in names), task)
     built = _build(method, preset, task)
-    weights = {"ce": 1.0} | {n: w for n, w in built.weights().items() if w > 0}
+    weights = {"ce": 1.0} | {n: w for n, w in built.weights().items() if w > 0} if built.iterates(1) else {}
     values = [("preset " + preset, k, v) for k, v in PRESETS[preset].items()]
     if task is not None and not is_task(task):
         raise UsageError(f"--task {task}: no such task. Tasks look like 15-1, offline, random-5 or cat,dog/bird.")
@@ -64,12 +64,17 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     out.print()
     meanings = {term.name: term.summary for term in built.known_terms}
     terms = [[term, f"{weight:g}", meanings.get(term, "")] for term, weight in weights.items()]
-    print_table("Terms", ["term", "weight", "meaning"], terms)
+    if terms:
+        print_table("Terms", ["term", "weight", "meaning"], terms)
     if own_values:
-        rows = [[key, value["value"], value["help"]] for key, value in own_values.items()]
+        rows = [[key, _short(value["value"]), value["help"]] for key, value in own_values.items()]
         print_table("Own settings", ["setting", "value", "meaning"], rows)
-    rows = [[key, f"{v.value:g}" if isinstance(v.value, float) else v.value, v.source, by] for by, key, v in values]
+    rows = [[key, _short(v.value), v.source, by] for by, key, v in values]
     print_table("Settings", ["setting", "value", "source", "set by"], rows)
+
+
+def _short(value: Any) -> Any:
+    return f"{value:g}" if isinstance(value, float) else value
 
 
 def _build(method: type[Method], preset: str = "default", task: str | None = None) -> Method:

@@ -92,29 +92,44 @@ def _standard() -> list[type[Method]]:
 
 
 def _laps() -> list[type[Method]]:
-    """LAPS with one part removed or replaced."""
-    fitted = {"laps__init": "logistic", "laps__fit_only": True}
-    rows: list[tuple[str, str, dict[str, Any]]] = [
-        ("no-replay", "LAPS without remembered features", {"laps__replay": 0.0, "laps__versus": 0.0}),
-        ("no-versus", "LAPS without the softmax of old and new rows", {"laps__versus": 0.0}),
-        ("small-start", "LAPS whose new rows start near zero", {"laps__init": "small"}),
+    """LAPS with one part replaced, and LAPS trained by gradient descent with one part removed or replaced."""
+    fitted: list[tuple[str, str, dict[str, Any]]] = [
+        ("gaussian", "LAPS that remembers Gaussians", {"laps__memory": "gaussian"}),
         ("prototype", "LAPS that remembers means and variances", {"laps__memory": "prototype"}),
-        ("features", "LAPS that remembers feature vectors", {"laps__memory": "features"}),
-        ("anchor", "LAPS whose embedding is anchored to the teacher's", {"laps__anchor": 2.0}),
-        ("drift", "LAPS whose memory follows the features", {"laps__drift": True}),
-        ("skip-new", "LAPS without distillation where the label is a new class", {"laps__on_new": "skip"}),
-        ("correct-new", 'LAPS whose old rows learn "no" where the label is a new class', {"laps__on_new": "no"}),
+        ("level-zero", "LAPS whose rows are fitted at score 0", {"laps__level": "zero"}),
         (
-            "slow",
-            "LAPS with a third of the learning rates, but for new rows",
+            "average",
+            "LAPS whose new classes count as average old ones",
+            {"laps__prior": "average", "laps__positive": 1.0},
+        ),
+    ]
+    trained: list[tuple[str, str, dict[str, Any]]] = [
+        ("trained", "LAPS that trains the whole network", {}),
+        ("trained-logistic", "the same from fitted rows", {"laps__init": "logistic", "laps__memory": "features"}),
+        ("trained-small", "the same with new rows that start near zero", {"laps__init": "small"}),
+        ("trained-no-replay", "the same without remembered features", {"laps__replay": 0.0, "laps__versus": 0.0}),
+        ("trained-no-versus", "the same without the softmax of old and new rows", {"laps__versus": 0.0}),
+        ("trained-features", "the same with feature vectors as memory", {"laps__memory": "features"}),
+        ("trained-prototype", "the same with means and variances as memory", {"laps__memory": "prototype"}),
+        ("trained-anchor", "the same with an embedding anchored to the teacher's", {"laps__anchor": 2.0}),
+        ("trained-drift", "the same with a memory that follows the features", {"laps__drift": True}),
+        ("trained-skip-new", "the same without distillation where the label is a new class", {"laps__on_new": "skip"}),
+        ("trained-correct-new", 'the same with target "no" of old rows on new classes', {"laps__on_new": "no"}),
+        (
+            "trained-slow",
+            "the same with a third of the learning rates, but for new rows",
             {"optim__lr_later": 3e-5, "laps__row_rate": 33.0},
         ),
-        ("frozen-encoder", "LAPS that trains decoder and new rows only", {"optim__encoder_lr_factor_later": 0.0}),
-        ("light", "LAPS with a quarter of the distillation", {"kd__weight": 1.25}),
-        ("rows", "LAPS that only fits new rows, by logistic regression", fitted),
-        ("rows-features", "the same with feature vectors as memory", fitted | {"laps__memory": "features"}),
-        ("rows-zero", "the same, fitted at score 0", fitted | {"laps__memory": "features", "laps__level": "zero"}),
+        ("trained-frozen-encoder", "the same without training the encoder", {"optim__encoder_lr_factor_later": 0.0}),
+        ("trained-light", "the same with a quarter of the distillation", {"kd__weight": 1.25}),
     ]
+    descent = {
+        "laps__fit_only": False,
+        "laps__init": "closed_form",
+        "laps__memory": "gaussian",
+        "laps__positive": 3.0,
+    }
+    rows = [*fitted, *((name, summary, descent | values) for name, summary, values in trained)]
     return [
         variant(LAPS, f"laps-{name}", summary, "docs/laps.md: ablation", **values) for name, summary, values in rows
     ]
