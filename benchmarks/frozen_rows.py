@@ -2,12 +2,12 @@
 
     python benchmarks/frozen_rows.py OUT.json --voc PATH --base FOLDER --features FOLDER
 
-BASE: an exported model of step 0 of LAPS (`sdrseg base export`). Only training images are used: 600 are scored with all
-their labels, and the rows of the five new classes are fitted on others: 140 images of each new class, and 400 more, of
-which those without a new class are for the memory. Features are those of one cell in 16×16 pixels, kept in --features;
-making them takes half an hour on a CPU, the rest a few minutes. Each row is fitted as if its class were the only new
-one. Variants with "encoder" give new rows not only the decoder's output, which is the input of the classifier, but also
-that many principal components of the encoder's features.
+BASE: an exported model of step 0 (`sdrseg base export`), of LAPS or trained with a softmax. Only training images are
+used: 600 are scored with all their labels, and the rows of the five new classes are fitted on others: 140 images of
+each new class, and 400 more, of which those without a new class are for the memory. Features are those of one cell in
+16×16 pixels, kept in --features; making them takes half an hour on a CPU, the rest a few minutes. Each row is fitted as
+if its class were the only new one. Variants with "encoder" give new rows not only the decoder's output, which is the
+input of the classifier, but also that many principal components of the encoder's features.
 """
 
 from __future__ import annotations
@@ -192,8 +192,7 @@ def zero(x: Tensor) -> Tensor:
 
 def scored(x: Tensor, y: Tensor, old: dict[str, Tensor], new: tuple[Tensor, Tensor] | None) -> list[float]:
     """The IoU of each class in per cent, on cells."""
-    s = x @ old["weight"].T + old["bias"]
-    s[:, 0] = 0
+    s = x @ old["weight"].T + old["bias"]  # with sigmoids, the row of background is 0
     if new is not None:
         s = torch.cat([s, x @ new[0].T + new[1]], 1)
     classes = s.shape[1]

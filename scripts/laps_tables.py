@@ -1,4 +1,4 @@
-"""The tables of docs/laps.md, made from results/held-out/*.json, results/*.json and results/laps/.
+"""The tables of docs/laps.md, made from results/held-out/, results/*.json, results/laps-trained/ and results/laps/.
 
 python scripts/laps_tables.py            # print them
 python scripts/laps_tables.py --write    # put them into docs/laps.md, between the two marks there
@@ -12,10 +12,13 @@ from typing import Any
 
 from pages import print_or_write, table
 
+from sdrseg.methods import METHODS
 from sdrseg.study.cell import Cell, read_cells
 
 RESULTS = Path(__file__).parent.parent / "results"
 UNSCALED = "b640df9"  # up to this commit, rows of init = closed_form were not scaled to the length of old rows
+
+TRAINED = {key.removeprefix("laps."): source.value for key, source in METHODS["laps-trained"].switches.items()}
 
 
 def tables() -> str:
@@ -23,7 +26,11 @@ def tables() -> str:
     rows = [[_variant(c), *(f"{c[k]:.1f}" for k in ("old", "new", "all")), *_classes(c)] for c in _by_score(held)]
     heads = ["variant", "old", "new", "all", *_names(held[0])]
     first = "VOC 15-1 disjoint, short schedule, one seed, 20 % of the training images held out and scored:\n\n"
-    tested = [c for c in read_cells([RESULTS]) if (c["scenario"], c["protocol"]) == ("15-1", "disjoint")]
+    tested = [
+        c
+        for c in read_cells([RESULTS, RESULTS / "laps-trained"])
+        if (c["scenario"], c["protocol"]) == ("15-1", "disjoint")
+    ]
     others = [[_variant(c), *(f"{c[k]:.1f}" for k in ("old", "new", "all")), *_classes(c)] for c in _by_score(tested)]
     return (
         f"{first}{table(heads, rows)}\nThe same on the test images, beside the other methods:\n\n{table(heads, others)}"
@@ -58,13 +65,15 @@ def _by_score(cells: list[Cell]) -> list[Cell]:
 
 
 def _variant(cell: Cell) -> str:
-    own = {k: v for k, v in cell["settings"].items() if k.startswith("laps.")}
-    said = ", ".join(
-        f"{k.removeprefix('laps.')} {v:g}" if isinstance(v, float) else f"{k.removeprefix('laps.')} {v}"
-        for k, v in own.items()
-    )
-    unscaled = cell["method"] == "laps" and "laps.init" not in own and cell["commit"].startswith(UNSCALED)
-    return cell["method"] + (f": {said}" if said else "") + (" (start not scaled)" if unscaled else "")
+    """The method and what differs from it; "trained" stands for the settings of `laps-trained`."""
+    own = {k.removeprefix("laps."): v for k, v in cell["settings"].items() if k.startswith("laps.")}
+    unscaled = own.get("init") == "closed_form" and cell["commit"].startswith(UNSCALED)
+    trained = own.get("fit_only") is False
+    if trained:
+        own = {k: v for k, v in own.items() if k != "fit_only" and (k, v) not in TRAINED.items()}
+    said = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in own.items())
+    name = cell["method"] + (" trained" if trained else "")
+    return name + (f": {said}" if said else "") + (" (start not scaled)" if unscaled else "")
 
 
 def _names(cell: Cell) -> list[str]:

@@ -194,14 +194,31 @@ def test_the_runs_that_diverge_are_those_of_the_results():
     assert not any(row["problem"] for row in short) and f"none of {len(short)} diverged" in page
 
 
+EXTENDED = {"fine-tuning": "ft", "MiB": "mib", "SDR": "sdr"}
+
+
 def test_the_readme_quotes_the_files_of_results(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     quoted = importlib.import_module("results_tables").quoted
     readme = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
-    named = {"fine-tuning": "ft", "LwF": "lwf", "MiB (λ = 100)": "mib", "SDR + MiB's start": "sdr+mib", "SDR": "sdr"}
+    named = {
+        "fine-tuning": "ft",
+        "LwF": "lwf",
+        "MiB (λ = 100)": "mib",
+        "SDR + MiB's initialisation": "sdr+mib",
+        "SDR": "sdr",
+    }
     for name, method in {**named, "[LAPS](docs/laps.md), ours": "laps"}.items():
         score = quoted(method)
         assert f"| {name} | {' | '.join(f'{score[kind]:.1f}' for kind in ('old', 'new', 'all'))} |" in readme
+    for name, method in {**EXTENDED, "LAPS, the default": "laps-softmax"}.items():
+        one, two = (
+            json.loads(file.read_text()) for file in sorted((ROOT / "results/extend").glob(f"test-*-50-{method}.json"))
+        )
+        assert [one["class"], two["class"]] == ["sheep", "train"]
+        cells = " | ".join(f"{r['new_iou']:.1f}; {round(r['lost_elsewhere'], 1) + 0:.1f}" for r in (one, two))
+        seconds = "–".join(dict.fromkeys(f"{s:.0f}" for s in sorted(r["seconds"] for r in (one, two))))
+        assert f"| {name} | {cells} | {seconds} |" in readme
     rows = json.loads((ROOT / "results/speed/step-resnet101-batch8.json").read_text())["rows"]
     sdr, without = ({r["method"]: r for r in rows if r["speed"] == "compile"}[name] for name in ("sdr", "kd only"))
     time = f"takes {sdr['ms']:.1f} ms ({sdr['images_per_second']:.0f} images/s), {sdr['time_ratio']:.2f} times"
