@@ -24,8 +24,8 @@ RESULTS = ROOT / "results/extend"
 PICTURE = ROOT / "docs/images/extend-voc.svg"
 METHODS = ("laps-softmax", "laps", "sdr", "mib", "ft")
 COLOURS = {"laps-softmax": "#c1440e", "laps": "#e6a03c", "sdr": "#1f5fa8", "mib": "#8fb8de", "ft": "#7a7a7a"}
-FITTING = ("laps.init", "laps.fit_only", "laps.memory")
-"""Settings that "rows fitted" implies."""
+IMPLIED = ("laps.init", "laps.fit_only", "laps.memory", "optim.lr_later")
+"""Settings that "rows fitted" or "trained, learning rate …" implies."""
 Row = dict[str, Any]
 
 
@@ -85,8 +85,7 @@ def _held_out(rows: list[Row]) -> str:
     found: dict[Any, dict[str, str]] = {}
     for r in sorted(rows, key=lambda r: (METHODS.index(r["method"]), r["images"] or 10_000, r["lr"], r["variant"])):
         fitted = r["passes"] == "survey"
-        named = {key: value for key, value in r["settings"].items() if not (fitted and key in FITTING)}
-        others = [f"`{key}` = {value}" for key, value in named.items() if key != "optim.lr_later"]
+        others = [f"`{key}` = {value}" for key, value in r["settings"].items() if key not in IMPLIED]
         how = ["rows fitted"] if fitted else [f"trained, learning rate {r['lr']:g}"]
         key = f"`{r['method']}`", str(r["images"] or "all"), ", ".join([*how, *others])
         found.setdefault(key, {})[r["class"]] = f"{r['lost_elsewhere']:.1f}, {r['new_iou']:.1f}, {r['seconds']:.0f} s"
