@@ -34,7 +34,8 @@ from sdrseg.files import write_json
 from sdrseg.labels import VOID
 from sdrseg.methods.discriminant import Rest, log_sum_exp
 from sdrseg.methods.logistic import logistic
-from sdrseg.methods.memory import BACKGROUND, CLASS, fit, joined, weighted_vectors
+from sdrseg.methods.memory import fit, joined, weighted_vectors
+from sdrseg.methods.sample import BACKGROUND, CLASS
 from sdrseg.metrics import iou
 from sdrseg.network import build_network
 
@@ -50,6 +51,7 @@ DEFAULT = {
     "prior": "seen",
     "encoder": 0,
 }
+FEW = {"prior": "average", "positive": 1.0}
 VARIANTS: list[dict[str, Any]] = [
     {"memory": "everything"},
     {"memory": "nothing"},
@@ -58,13 +60,12 @@ VARIANTS: list[dict[str, Any]] = [
     {"level": "zero"},
     {"positive": 2.0},
     {"ridge": 1e-2},
-    {"ridge": 1e-4},
-    *({"encoder": components, "positive": 2.0} for components in (64, 256, 512)),
-    {"encoder": 256, "positive": 2.0, "memory": "everything"},
-    {"encoder": 256, "positive": 2.0, "ridge": 1e-2},
-    {"encoder": 256, "positive": 2.0, "level": "zero"},
-    {"encoder": 256, "positive": 1.0, "images": 50, "prior": "average"},
-    *({"images": count, **more} for count in (50, 25, 10) for more in ({}, {"prior": "average", "positive": 1.0})),
+    *({"images": count, **more} for count in (50, 25, 10) for more in ({}, FEW)),
+    *({"positive": 2.0, "ridge": 1e-2, "encoder": components} for components in (0, 64, 256, 512)),
+    *({"positive": 2.0, "ridge": ridge, "encoder": 256} for ridge in (1e-3, 3e-2, 1e-1)),
+    {"positive": 2.0, "ridge": 1e-2, "encoder": 256, "level": "zero"},
+    {"positive": 2.0, "ridge": 1e-2, "encoder": 256, "memory": "gaussian"},
+    *({"ridge": 1e-2, "encoder": 256, "images": count, **FEW} for count in (50, 25, 10)),
 ]
 
 

@@ -45,6 +45,7 @@ VARIANTS = {  # every collective that some switch needs
     ),
     "laps-softmax, drift": ("laps-softmax", "disjoint", ("laps.fit_only=false", "laps.drift=true")),
     "laps, fitted": ("laps", "overlapped", ()),
+    "laps, fitted with the encoder": ("laps", "disjoint", ("laps.encoder=3",)),
     "laps-softmax, fitted": ("laps-softmax", "disjoint", ("laps.memory=gaussian",)),
     "sdr, all pixels": ("sdr", "disjoint", ("ce.reduction=all",)),
 }

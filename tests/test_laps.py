@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from runs import content, run
 from sdrseg.datasets.augment import normalise
+from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.passes import CompiledPass, Pass
 from sdrseg.errors import UsageError
@@ -396,6 +397,34 @@ def test_one_pass_over_the_images_fits_rows_and_remembers():
     assert method.seen == (labels != 255).sum()
     counted = {c: memory.classes.points[memory.classes.owner == c].sum() for c in range(N_OLD, CLASSES)}
     assert counted == {c: (labels == c).sum() for c in range(N_OLD, CLASSES)}
+
+
+def test_new_rows_may_see_the_features_of_the_encoder(tmp_path):
+    """Step 0 and the old rows stay as they are; the memory and the new rows have four inputs more."""
+    spec = "shapes:6-2@disjoint"
+    run(tmp_path / "plain", "laps", spec=spec)
+    run(tmp_path / "wide", "laps", "laps.encoder=4", spec=spec)
+    plain, wide = (
+        [load_file(tmp_path / f"{n}/steps/{k}/model.safetensors") for k in range(3)] for n in ("plain", "wide")
+    )
+    assert plain[0].keys() == wide[0].keys() and all(torch.equal(plain[0][name], wide[0][name]) for name in plain[0])
+    inputs, n_old = plain[0]["classifier.weight"].shape[1], 7
+    kept = load_file(tmp_path / "wide/steps/0/memory.safetensors")
+    assert kept["memory.classes.mean"].shape[1] == kept["memory.background.mean"].shape[1] == inputs + 4
+    for model in wide[1:]:
+        assert torch.equal(model["shortcut.weight"].flatten(1), kept["memory.directions"])
+        assert torch.equal(model["classifier.weight"][:n_old, :inputs], plain[0]["classifier.weight"])
+        assert not model["classifier.weight"][:n_old, inputs:].any()
+        assert (model["classifier.weight"][n_old:, inputs:].abs().amax((1, 2, 3)) > 0).all()
+    assert [step["same"] for step in score_again(tmp_path / "wide")] == [True] * 3
+    write_report([tmp_path / "wide"], tmp_path / "report.html", images=1)
+    run(tmp_path / "again", "laps", "laps.encoder=4", spec=spec, bases=tmp_path / "others")  # trains step 0 itself
+    assert content(tmp_path / "again") == content(tmp_path / "wide")
+
+
+def test_the_features_of_the_encoder_need_vectors_as_memory():
+    with pytest.raises(UsageError, match=r"laps.encoder=4 needs laps.memory=features, not gaussian"):
+        at_step_1("laps.encoder=4")
 
 
 def test_rows_that_are_not_fitted_need_training():

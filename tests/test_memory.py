@@ -9,6 +9,7 @@ import torch
 from sdrseg.distributed import Processes
 from sdrseg.losses.one_vs_rest import against_old_rows, one_vs_rest_sums, rejection
 from sdrseg.methods import memory as m
+from sdrseg.methods import sample as samples
 from sdrseg.methods.adjust import share_of_new
 
 CPU = torch.device("cpu")
@@ -24,10 +25,10 @@ def images(n: int, classes: int = 3, side: int = 8) -> tuple[torch.Tensor, torch
     return x, torch.where(labels == classes, 255, labels).to(torch.uint8), [f"image {i}" for i in range(n)]
 
 
-def sample(n: int, sizes: list[int], order: list[int] | None = None) -> m.Sample:
+def sample(n: int, sizes: list[int], order: list[int] | None = None) -> samples.Sample:
     x, y, ids = images(n)
     order = order or list(range(n))
-    made, first = m.Sample(3, 4, CPU), 0
+    made, first = samples.Sample(3, 4, CPU), 0
     for size in sizes:
         rows = order[first : first + size]
         made.add(x[rows], y[rows], [ids[row] for row in rows])
@@ -56,9 +57,9 @@ def test_neither_batches_nor_their_order_change_a_sample():
 
 def test_a_full_sample_is_uniform(monkeypatch):
     """Each of 40 images with as many pixels is drawn about equally often."""
-    monkeypatch.setattr(m, "CLASS", 2000)
+    monkeypatch.setattr(samples, "CLASS", 2000)
     x, _, ids = images(40, side=16)
-    made = m.Sample(2, 4, CPU)
+    made = samples.Sample(2, 4, CPU)
     made.add(x, torch.ones(40, 16, 16, dtype=torch.uint8), ids)
     drawn = torch.bincount(made.of(1)[:, 0].long(), minlength=40)
     assert len(made.of(1)) > 1900 and drawn.sum() == len(made.of(1))
@@ -68,7 +69,7 @@ def test_a_full_sample_is_uniform(monkeypatch):
 class TwoProcesses(Processes):
     """Both halves of what two processes would exchange, one after the other."""
 
-    def __init__(self, other: m.Sample):
+    def __init__(self, other: samples.Sample):
         super().__init__(alone=True)
         self.world, self.other, self.asked = 2, other, 0
 
@@ -79,7 +80,7 @@ class TwoProcesses(Processes):
         if x.shape == self.other.counts.shape:
             return x + self.other.counts
         mine = self.other.keys == torch.minimum(self.other.keys, self.seen)
-        return x + torch.where(mine[:, None] & (self.other.keys < m.EMPTY)[:, None], self.other.vectors, 0)
+        return x + torch.where(mine[:, None] & (self.other.keys < samples.EMPTY)[:, None], self.other.vectors, 0)
 
 
 def test_two_processes_draw_what_one_draws():
@@ -90,6 +91,42 @@ def test_two_processes_draw_what_one_draws():
     one.gather(both)
     assert torch.equal(one.keys, whole.keys) and torch.equal(one.counts, whole.counts)
     assert torch.equal(one.vectors, whole.vectors)
+
+
+def test_a_coarse_map_is_sampled_as_if_it_were_upsampled():
+    torch.manual_seed(0)
+    maps = torch.rand(2, 3, 5, 7)
+    whole = torch.nn.functional.interpolate(maps, size=(20, 28), mode="bilinear", align_corners=False)
+    rows, columns = torch.arange(2, 20, 4), torch.tensor([0, 3, 27])
+    torch.testing.assert_close(samples.upsampled_at(maps, (20, 28), rows, columns), whole[:, :, rows][..., columns])
+    x, y, ids = torch.rand(2, 4, 20, 28), torch.zeros(2, 20, 28, dtype=torch.uint8), ["a", "b"]
+    made = samples.Sample(1, 4 + 3, CPU)
+    made.add(x, y, ids, maps)
+    pairs = torch.cat([x, whole], 1).permute(0, 2, 3, 1).flatten(0, 2)
+    for vector in made.of(0)[:50]:
+        assert (pairs - vector).abs().amax(1).min() < 1e-6
+
+
+def test_principal_directions_are_those_of_the_weighted_covariance():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 6)) * [5, 4, 3, 0.3, 0.2, 0.1] @ np.linalg.qr(rng.normal(size=(6, 6)))[0]
+    weights = rng.integers(1, 4, 300)
+    found = m.principal(torch.tensor(x).float(), torch.tensor(weights).float(), 3).double().numpy()
+    _, _, expected = np.linalg.svd((y := np.repeat(x, weights, 0)) - y.mean(0), full_matrices=False)
+    np.testing.assert_allclose(np.abs((found * expected[:3]).sum(1)), 1, atol=1e-5)
+    assert all(row[np.abs(row).argmax()] > 0 for row in found)
+    torch.testing.assert_close(torch.tensor(found @ found.T), torch.eye(3).double(), atol=1e-5, rtol=0)
+
+
+def test_the_channels_of_a_sample_are_projected():
+    made = sample(20, [20])
+    before, directions = made.vectors.clone(), torch.tensor([[1.0, 2.0], [0.0, 1.0], [3.0, 0.0]])
+    made.project(2, directions)
+    assert torch.equal(made.vectors[:, :2], before[:, :2])
+    torch.testing.assert_close(made.vectors[:, 2:], before[:, 2:] @ directions.T)
+    vectors, points = made.weighted()
+    assert len(vectors) == len(points) == sum(len(made.of(c)) for c in range(3))
+    assert points.sum().item() == pytest.approx(made.counts.sum().item())
 
 
 def test_gaussians_have_the_covariance_of_the_vectors():
@@ -167,7 +204,7 @@ def test_a_memory_of_two_steps(form):
 @pytest.mark.parametrize("form", ["gaussian", "prototype", "features"])
 def test_the_size_of_a_full_memory_is_known_before(form):
     memory = m.LatentMemory(form, rank=2, clusters=3)
-    sample = m.Sample(3, 4, CPU)
+    sample = samples.Sample(3, 4, CPU)
     sample.vectors, sample.keys, sample.counts = torch.rand_like(sample.vectors), sample.keys * 0, sample.counts + 1
     memory.learn(sample, range(1, 3), 0)
     assert memory.filled(2, 4).nbytes == memory.nbytes
@@ -190,7 +227,7 @@ def test_the_share_of_new_labels_among_points_like_a_part_of_the_background():
     centres = torch.tensor([[0.0, 0.0], [9.0, 9.0], [50.0, 50.0]])
     background = m.Vectors(torch.zeros(3, dtype=torch.long), torch.tensor([60.0, 40.0, 10.0]), centres)
     near = torch.tensor([[0, 0, 0, 0, 1], [0, 0, 1, 1, 1]])  # two images: background, and the new class 2
-    made = m.Sample(3, 2, CPU)
+    made = samples.Sample(3, 2, CPU)
     x = (centres[near] + 0.1).permute(0, 2, 1)[:, :, None]
     made.add(x, torch.tensor([[[0] * 5], [[2] * 5]]), ["a", "b"])
     assert share_of_new(background, made, range(2, 3)).tolist() == pytest.approx([2 / 6, 3 / 4, 0])

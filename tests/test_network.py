@@ -23,6 +23,7 @@ from sdrseg.network import (
     Network,
     Output,
     build_network,
+    load_network,
     statistics_moved,
     statistics_warning,
 )
@@ -532,3 +533,33 @@ def test_a_decoder_of_another_kind_is_refused(monkeypatch):
     monkeypatch.setitem(smp.MODEL_ARCHITECTURES_MAPPING, "unet", Other)
     with pytest.raises(UsageError, match=r"net\.decoder=unet: its decoder cannot grow\. Use one of "):
         toy(decoder="unet")
+
+
+def test_a_shortcut_widens_the_classifier_and_changes_no_logit():
+    network = build_network(Net(encoder="toy16", decoder="deeplabv3"), 5).eval()
+    images = torch.rand(2, 3, 40, 56)
+    torch.manual_seed(0)
+    directions = torch.rand(3, network.feature_channels)
+    with torch.no_grad():
+        before = network(images)
+        network.widen(directions)
+        after = network(images)
+    torch.testing.assert_close(after.logits, before.logits)
+    inputs = before.embedding.shape[1]
+    assert torch.equal(after.embedding[:, :inputs], before.embedding)
+    shown = torch.einsum("kc,bchw->bkhw", directions, before.features)
+    shown = torch.nn.functional.interpolate(shown, size=before.embedding.shape[-2:], mode="bilinear")
+    torch.testing.assert_close(after.embedding[:, inputs:], shown)
+    assert not network.shortcut.weight.requires_grad
+    network.grow(2)
+    loaded = load_network(Net(encoder="toy16", decoder="deeplabv3"), 7, network.state_dict()).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(images).logits, network(images).logits)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 1, 1), (9999, 64, 1, 1), (3,)])
+def test_a_shortcut_of_another_shape_is_refused(shape):
+    network = build_network(Net(encoder="toy16", decoder="deeplabv3"), 5)
+    state = network.state_dict() | {"shortcut.weight": torch.zeros(shape)}
+    with pytest.raises(RuntimeError, match=r"shortcut.weight has the shape"):
+        load_network(Net(encoder="toy16", decoder="deeplabv3"), 5, state)

@@ -8,7 +8,7 @@ align_corners=True; the logits are upsampled here, as `net.align_corners` says.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast
 
 import segmentation_models_pytorch as smp
@@ -38,7 +38,9 @@ class Output(NamedTuple):
 
     logits: Tensor  # (B, K, H, W): `coarse`, upsampled and cropped to the images
     coarse: Tensor  # (B, K, h', w'): output of the classifier
-    embedding: Tensor  # (B, D, h', w'): input of the classifier
+    embedding: (
+        Tensor  # (B, D, h', w'): input of the classifier: the decoder's output, and the shortcut's if there is one
+    )
     stages: tuple[Tensor, ...]  # the encoder's feature maps, fine to coarse; the last alone unless `keep_stages`
 
     @property
@@ -60,6 +62,7 @@ class Network(nn.Module):
     ):
         super().__init__()
         self.encoder, self.decoder, self.classifier = encoder, decoder, classifier
+        self.shortcut: nn.Conv2d | None = None  # from the encoder's features to further inputs of the classifier
         self.multiple = multiple  # image sides are padded to a multiple of this
         self.align_corners = align_corners
         self.statistics_frozen = False
@@ -77,7 +80,11 @@ class Network(nn.Module):
             resize_canvas(images, next_multiple(height, self.multiple), next_multiple(width, self.multiple))
         )
         kept = scales[1:] if self.keep_stages else scales[-1:]  # the first is the image itself
-        return (*kept, self.decoder(scales))
+        embedding = self.decoder(scales)
+        if self.shortcut is not None:
+            size = (embedding.shape[-2], embedding.shape[-1])
+            embedding = torch.cat([embedding, upsample(self.shortcut(scales[-1]), size, dtype=embedding.dtype)], 1)
+        return (*kept, embedding)
 
     def classify(self, trunk: tuple[Tensor, ...], height: int, width: int) -> Output:
         """Apply the classifier to the result of `trunk`, for images of this size."""
@@ -111,6 +118,25 @@ class Network(nn.Module):
             grown.bias[0] -= math.log(new + 1)
             grown.bias[n_old:] = grown.bias[0]
         self.classifier = grown
+
+    @torch.no_grad()
+    def widen(self, directions: Tensor) -> None:
+        """Add inputs of the classifier: the encoder's features times `directions` (k, C), upsampled. They are not
+        trained, and rows that exist have weight 0 for them."""
+        old = self.classifier
+        if self.shortcut is not None or directions.dim() != 2 or directions.shape[1] != self.feature_channels:
+            raise ValueError(f"cannot widen by directions of shape {tuple(directions.shape)}")
+        added = len(directions)
+        self.shortcut = nn.Conv2d(self.feature_channels, added, 1, bias=False).requires_grad_(False)
+        self.shortcut.weight.copy_(directions[:, :, None, None])
+        wide = nn.Conv2d(
+            old.in_channels + added, old.out_channels, cast(Any, old.kernel_size), padding=cast(Any, old.padding)
+        )
+        assert wide.bias is not None and old.bias is not None
+        wide.weight.zero_()
+        wide.weight[:, : old.in_channels], wide.bias[:] = old.weight, old.bias
+        self.classifier = wide.to(old.weight.device, old.weight.dtype)
+        self.shortcut.to(old.weight.device, old.weight.dtype)
 
     def place_on(self, device: torch.device) -> Network:
         """Move the network to a device, in channels-last layout."""
@@ -233,6 +259,17 @@ def build_network(net: Net, classes: int) -> Network:
         for norm in batch_norms(part):
             norm.momentum = momentum
     use_fast_layers(network)
+    return network
+
+
+def load_network(net: Net, classes: int, state: Mapping[str, Tensor]) -> Network:
+    """A network with saved weights; a shortcut is there if they contain one."""
+    network = build_network(net, classes)
+    if (directions := state.get("shortcut.weight")) is not None:
+        if directions.shape[1:] != (network.feature_channels, 1, 1) or len(directions) > network.feature_channels:
+            raise RuntimeError(f"shortcut.weight has the shape {tuple(directions.shape)}")
+        network.widen(directions.flatten(1))
+    network.load_state_dict(state)
     return network
 
 

@@ -8,7 +8,7 @@ from sdrseg.config.net import Net
 from sdrseg.decision import Decision, read_decision
 from sdrseg.engine.folder import RunFolder, load_part, read_meta
 from sdrseg.errors import SdrsegError, first_line
-from sdrseg.network import Network, build_network
+from sdrseg.network import Network, load_network
 
 
 def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:
@@ -38,9 +38,8 @@ def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:
 def open_step(step: Path, net: Net) -> tuple[Network, Decision]:
     """The network in the folder of a step, and how its logits become classes."""
     meta = read_meta(step)
-    network = build_network(net, len(meta["classes"]))
     try:
-        network.load_state_dict(load_part(step, meta, "model"))
+        network = load_network(net, len(meta["classes"]), load_part(step, meta, "model"))
     except RuntimeError as error:
         raise SdrsegError(
             f"{step}: the weights do not fit the network of config.json and meta.json ({first_line(error)})."

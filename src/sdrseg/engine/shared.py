@@ -12,7 +12,7 @@ from sdrseg.datasets.batches import Batches, survey_batches
 from sdrseg.engine.fit import survey
 from sdrseg.engine.job import Job
 from sdrseg.methods import Method, StepInfo
-from sdrseg.network import build_network
+from sdrseg.network import load_network
 from sdrseg.scenario import Step
 
 
@@ -39,8 +39,7 @@ def survey_with(
 
     `through`: what passes the survey on to the method.
     """
-    network = build_network(config.net, classes)
-    network.load_state_dict(model)
+    network = load_network(config.net, classes, model)
     network.place_on(job.fabric.device)
     method = job.method(config, job.processes)
     method.begin_step(StepInfo(0, 0, classes, job.protocol), network, None)

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from sdrseg.distributed import Processes
 from sdrseg.losses.pixels import widest
-from sdrseg.methods.memory import Memory, Sample
+from sdrseg.methods.memory import Memory
+from sdrseg.methods.sample import Sample
 
 TEMPERATURE = 0.1  # temperature of the similarity between classes
 ROWS = 4096  # vectors whose distances are computed at once

@@ -14,21 +14,17 @@ import torch
 from torch import Tensor
 
 from sdrseg.config import Config
-from sdrseg.decision import decide, scores
 from sdrseg.distributed import Processes
 from sdrseg.errors import UsageError
 from sdrseg.kernels.plain import at_least_float32
-from sdrseg.labels import VOID
-from sdrseg.losses.one_vs_rest import against_old_rows, one_vs_rest_sums, rejection
-from sdrseg.losses.pixels import masked_sums, to_grid
 from sdrseg.methods.adjust import Drift, share_of_new
 from sdrseg.methods.base import From, Method, StepInfo, When
 from sdrseg.methods.discriminant import Rest, discriminant, log_sum_exp
 from sdrseg.methods.logistic import logistic
-from sdrseg.methods.memory import LatentMemory, Memory, Replay, Sample, weighted_vectors
+from sdrseg.methods.memory import KEPT, LatentMemory, Memory, Replay, principal, weighted_vectors
+from sdrseg.methods.sample import Sample
 from sdrseg.methods.sigmoid_rows import SigmoidRows
-from sdrseg.methods.terms import Term
-from sdrseg.network import next_multiple
+from sdrseg.methods.trained_rows import TrainedRows
 
 if TYPE_CHECKING:
     from sdrseg.datasets.batches import Batch
@@ -36,26 +32,12 @@ if TYPE_CHECKING:
 
 EACH = {"background": 64, "classes": 256}  # points drawn from each component in every iteration
 NEGATIVES = 8192  # vectors drawn from each kind of memory for the initialisation of new rows
-CERTAIN_NO = -30.0  # a logit whose sigmoid is practically 0 in float32
 
 
-def anchor(method: Method, batch: Batch, student: Output, teacher: Output | None) -> Tensor:
-    """Keep the classifier's input unchanged where the teacher predicts an old class in the background."""
-    assert isinstance(method, LAPS) and teacher is not None
-    x, before = at_least_float32(student.embedding), at_least_float32(teacher.embedding)
-    keep = method.old_class(batch.labels, teacher, x) > 0
-    return method.mean_of("anchor", masked_sums((x - before).square().mean(1), keep))
-
-
-class LAPS(SigmoidRows):
+class LAPS(TrainedRows):
     summary = "One sigmoid per class: new rows learn against remembered features, old rows stay as they are"
     trains_step0_like: ClassVar[type[Method] | None] = SigmoidRows
     replayable = Method.replayable
-    own_terms = (
-        Term("replay", "remembered features", "L_replay", "laps.replay", True),
-        Term("versus", "old rows against new ones", "L_versus", "laps.versus", True),
-        Term("anchor", "change of the embedding", "L_anchor", "laps.anchor", True, anchor),
-    )
     switches = {
         "ce.kind": From("one_vs_rest", "each class has its own binary row; background is where none is positive"),
         "kd.kind": From("binary", "sigmoids, summed over the old classes, as in DKD and STAR"),
@@ -67,15 +49,13 @@ class LAPS(SigmoidRows):
         own = self.own
         if own.fit_only and own.init != "logistic":
             raise UsageError(f"laps.fit_only=true needs laps.init=logistic, not {own.init}.")
+        if own.encoder > 0 and own.memory != "features":
+            raise UsageError(f"laps.encoder={own.encoder} needs laps.memory=features, not {own.memory}.")
         self.memory = LatentMemory(own.memory, own.rank, own.clusters)
-        self.replays: list[Replay] = []
+        self.directions: Tensor | None = None  # of the encoder's features that new rows see, (k, C)
         self.iteration = 0
         self.seen = torch.zeros(())  # the weight of this step's data in points, from the survey before fitting
         self.hidden: Tensor | None = None  # the share of each part of the background that this step labels as new
-
-    @property
-    def row_rates(self) -> tuple[float, float]:
-        return 0.0, self.own.row_rate
 
     def iterates(self, step: int) -> bool:
         return step == 0 or not self.own.fit_only
@@ -91,6 +71,9 @@ class LAPS(SigmoidRows):
 
     @torch.no_grad()
     def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
+        for network in (student, teacher):
+            if self.directions is not None and network is not None and network.shortcut is None:
+                network.widen(self.directions)
         super().begin_step(step, student, teacher)
         rows = student.classifier
         assert rows.bias is not None
@@ -112,8 +95,11 @@ class LAPS(SigmoidRows):
     def begin_survey(self, when: When) -> None:
         self._when = when
         channels, device = self.student.classifier.in_channels, self.student.classifier.weight.device
+        # directions of the encoder's features are found in the survey after step 0, which samples all of them
+        self._all_features = self.own.encoder > 0 and self.step.number == 0 and self.student.shortcut is None
+        more, per_class = (self.student.feature_channels, KEPT) if self._all_features else (0, None)
         # one more channel than classes: cells labelled background in which an old class is predicted
-        self._sample = Sample(self.step.classes + 1, channels, device)
+        self._sample = Sample(self.step.classes + 1, channels + more, device, per_class)
         self._drift = Drift(self.step.classes, channels, device)
 
     def survey(self, batch: Batch, student: Output, teacher: Output | None) -> None:
@@ -124,10 +110,14 @@ class LAPS(SigmoidRows):
             if self.own.drift and self._when == "after" and teacher is not None:
                 self._drift.add(x, at_least_float32(teacher.embedding), old)
             labels = torch.where(old > 0, self.step.classes, labels)
-        self._sample.add(x, labels, batch.ids)
+        self._sample.add(x, labels, batch.ids, student.features if self._all_features else None)
 
     def end_survey(self, when: When) -> None:
         self._sample.gather(self.processes)
+        if self._all_features:
+            first, (vectors, points) = self.student.classifier.in_channels, self._sample.weighted()
+            self.directions = principal(vectors[:, first:], points, self.own.encoder)
+            self._sample.project(first, self.directions)
         if when == "before":
             self.seen = self._sample.counts.sum().float() / self._rarity()
             if self.step.protocol == "overlapped" and self.memory.background is not None:
@@ -185,65 +175,7 @@ class LAPS(SigmoidRows):
         total: Tensor = sum((part.represents.sum() for part in self.replays), self.seen.new_zeros(()))
         self.scale.copy_(1 + self.own.replay * total)
 
-    # --- terms ------------------------------------------------------------------------------------------------------
-
-    def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
-        if self.step.number == 0:
-            return super()._over_pixels(batch, z, t)
-        n_old = self.step.n_old
-        sums = one_vs_rest_sums(self._against_rest(z)[:, n_old:], batch.labels, n_old, self.own.positive)
-        t = self._corrected(batch, t) if self.config.kd.weight > 0 else None
-        return {"ce": self.mean_of("ce", sums) / self.scale} | self._distillation(batch, z, t)
-
-    def more_terms(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Terms of new rows on remembered features: negatives (replay), and a softmax with the old rows (versus)."""
-        if teacher is None:
-            return {}
-        n_old = self.step.n_old
-        sums: dict[str, list[Tensor]] = {"replay": [], "versus": []}
-        for r in self.replays:
-            s = self.scores_of(r.points)
-            sums["replay"].append(rejection(s[:, n_old:], r.represents))
-            sums["versus"].append(against_old_rows(s[:, n_old:], s[:, :n_old], r.owner, r.represents))
-        zero, weights = torch.zeros_like(self.scale), self.weights()
-        return {n: torch.stack([zero, *parts]).sum() / self.scale for n, parts in sums.items() if weights[n] > 0}
-
-    def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
-        """The teacher's logits; where the label is a new class, the target of old rows is 0 if `laps.on_new` is no."""
-        if t is None or self.own.on_new != "no":
-            return t
-        return at_least_float32(t).masked_fill(self._labelled_new(batch)[:, None], CERTAIN_NO)
-
-    def distilled(self, batch: Batch) -> Tensor:
-        keep = super().distilled(batch)
-        return keep & ~self._labelled_new(batch) if self.own.on_new == "skip" else keep
-
-    def _labelled_new(self, batch: Batch) -> Tensor:
-        return (batch.labels >= max(1, self.step.n_old)) & (batch.labels != VOID)
-
-    def scores_of(self, points: Tensor) -> Tensor:
-        """Scores (N, K) of features (N, D), as if their neighbourhood had the same features; the largest decides."""
-        rows = self.student.classifier
-        assert rows.bias is not None
-        weight = at_least_float32(rows.weight).sum((2, 3))
-        z = points.to(weight) @ weight.T + at_least_float32(rows.bias)
-        return scores(self._against_rest(z), self.decision)
-
-    def _against_rest(self, z: Tensor) -> Tensor:
-        """Scores from logits, whose sign is the binary decision."""
-        return z
-
-    # --- the step's data --------------------------------------------------------------------------------------------
-
-    def _on_grid(self, labels: Tensor, embedding: Tensor) -> Tensor:
-        size = (embedding.shape[-2], embedding.shape[-1])
-        stride = next_multiple(labels.shape[-1], self.student.multiple) // size[1]
-        return to_grid(labels, size, stride, VOID)
-
-    def old_class(self, labels: Tensor, teacher: Output, embedding: Tensor) -> Tensor:
-        """(B, h, w): the old class that the teacher's rows predict where the label is background, else 0."""
-        predicted = decide(at_least_float32(teacher.coarse[:, : self.step.n_old]), self.step.teacher_decision)
-        return torch.where(self._on_grid(labels, embedding) == 0, predicted, 0)
+    # --- the rows of the new classes --------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _start_rows(self) -> None:
@@ -291,16 +223,18 @@ class LAPS(SigmoidRows):
         return super().metrics(batch, features) | {"memory_bytes": torch.tensor(float(self.memory.nbytes))}
 
     def memory_size(self, classes: int, channels: int) -> int:
-        return self.memory.filled(classes, channels).nbytes
+        return self.memory.filled(classes, channels + self.own.encoder).nbytes
 
     def state_dict(self) -> dict[str, Tensor]:
         own_state = {"laps.iteration": torch.tensor(self.iteration), "laps.seen": self.seen}
         own_state |= {} if self.hidden is None else {"laps.hidden": self.hidden}
+        own_state |= {} if self.directions is None else {"memory.directions": self.directions}
         return super().state_dict() | self.memory.state_dict() | own_state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         super().load_state_dict(state)
         self.memory.load_state_dict(state)
+        self.directions = state["memory.directions"].clone() if "memory.directions" in state else None
         if "laps.seen" in state:
             self.iteration, self.seen = int(state["laps.iteration"]), state["laps.seen"].clone()
             self.hidden = state["laps.hidden"].clone() if "laps.hidden" in state else None

@@ -17,6 +17,13 @@ class Laps:
         "what is kept of each class: mean with low-rank and diagonal covariance, and clusters of background; mean and "
         "variance; or feature vectors (512 per class, 8,192 of background)",
     )
+    encoder: int = later(
+        0,
+        "number of principal components of the encoder's features that new rows see, besides the decoder's output; "
+        "needs memory = features",
+        0,
+        4096,
+    )
     rank: int = later(16, "rank of a class's covariance, in addition to the diagonal, for memory = gaussian", 0, 256)
     clusters: int = later(64, "number of clusters of background, for memory = gaussian", 1, 1024)
     positive_base: float = switch(2.0, "weight of a class's own pixels in step 0", 0)

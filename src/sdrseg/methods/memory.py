@@ -1,75 +1,20 @@
 """The memory of LAPS between steps: the distribution of the classifier's input for each class. No images, no labels.
 
-A `Sample` draws feature vectors of every class uniformly from a pass over the data. `fit` computes from them a mean,
-a low-rank covariance and a diagonal for each class and for clusters of background, or keeps vectors as they are.
-`Replay` turns either into points, drawn again in every iteration.
+`fit` computes from a sample of vectors a mean, a low-rank covariance and a diagonal for each class and for clusters of
+background, or keeps vectors as they are. `Replay` turns either into points, drawn again in every iteration.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sdrseg.distributed import Processes
+from sdrseg.methods.sample import BACKGROUND, Sample
 
-BACKGROUND, CLASS = 8192, 2048  # feature vectors sampled from background, and from any other class
 KEPT = 512  # how many vectors of a class are stored for memory = features
-POINTS = 1024  # cells sampled from an image
-EMPTY = torch.iinfo(torch.int64).max  # the key of an empty slot
-
-
-class Sample:
-    """Feature vectors of each class, sampled uniformly: each slot keeps the vector with the smallest key. Keys depend
-    on images and positions only, so the sample does not depend on batches or processes."""
-
-    def __init__(self, classes: int, channels: int, device: torch.device):
-        self.slots = torch.tensor([BACKGROUND] + [CLASS] * (classes - 1), device=device)
-        self.first = self.slots.cumsum(0) - self.slots
-        self.keys = torch.full((int(self.slots.sum()),), EMPTY, device=device)
-        self.vectors = torch.zeros(len(self.keys), channels, device=device)
-        self.counts = torch.zeros(classes, dtype=torch.long, device=device)
-
-    def add(self, embedding: Tensor, labels: Tensor, ids: Sequence[str]) -> None:
-        """Embedding (B, D, h, w) and labels (B, h, w) on its grid; labels that are not a class are skipped."""
-        step = max(1, round((labels[0].numel() / POINTS) ** 0.5))
-        grid = (..., slice(step // 2, None, step), slice(step // 2, None, step))
-        x, y = embedding[grid].flatten(2).transpose(1, 2).flatten(0, 1).float(), labels[grid].flatten().long()
-        key = _keys(ids, len(y) // len(ids), y.device)
-        known = y < len(self.counts)
-        x, y, key = x[known], y[known], key[known]
-        slot = self.first[y] + (key >> 24) % self.slots[y]
-        self.keys.scatter_reduce_(0, slot, key, "amin")
-        won = self.keys[slot] == key
-        self.vectors[slot[won]] = x[won]
-        self.counts += torch.bincount(y, minlength=len(self.counts))
-
-    def gather(self, processes: Processes) -> None:
-        """Merge the samples of all processes."""
-        if processes.world > 1:
-            smallest = -processes.max(-self.keys)
-            mine = (self.keys == smallest) & (smallest < EMPTY)
-            self.vectors = processes.sum(torch.where(mine[:, None], self.vectors, 0))
-            self.keys, self.counts = smallest, processes.sum(self.counts)
-
-    def of(self, channel: int) -> Tensor:
-        """The vectors of a class, (M, D)."""
-        rows = slice(int(self.first[channel]), int(self.first[channel] + self.slots[channel]))
-        return self.vectors[rows][self.keys[rows] < EMPTY]
-
-
-def _keys(ids: Sequence[str], positions: int, device: torch.device) -> Tensor:
-    """A 62-bit number for each position of each image, (B · positions,)."""
-    images = [int.from_bytes(hashlib.blake2b(id.encode(), digest_size=7).digest()) for id in ids]
-    mixed = (
-        torch.tensor(images, device=device)[:, None] + torch.arange(1, positions + 1, device=device) * 0x9E3779B97F4A7C1
-    )
-    for shift, factor in ((30, 0x3F58476D1CE4E5B9), (27, 0x14D049BB133111EB)):  # SplitMix64
-        mixed = (mixed ^ (mixed >> shift)) * factor
-    return ((mixed ^ (mixed >> 31)) & (2**62 - 1)).flatten()
 
 
 class Gaussians(NamedTuple):
@@ -95,17 +40,30 @@ def gaussians(vectors: Tensor, owner: int, count: float, rank: int, clusters: in
         total = centred.square().mean(0)
         factor = torch.zeros(x.shape[1], rank, dtype=x.dtype)
         if rank > 0 and len(own) > 1:
-            values, directions = torch.linalg.eigh(centred.T @ centred / len(own))
-            kept = min(rank, len(values))
-            directions = directions[:, -kept:]
-            largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
-            factor[:, :kept] = (
-                directions * largest.sign() * values[-kept:].clamp_min(0).sqrt()
-            )  # rounding flips no sign
+            values, directions = _leading(centred.T @ centred / len(own), rank)
+            factor[:, : len(values)] = directions * values.clamp_min(0).sqrt()
         variance = (total - factor.square().sum(1)).clamp_min(0)
         components.append((torch.tensor(owner), torch.tensor(count * len(own) / len(x)), mean, factor, variance))
     parts = [torch.stack(parts).to(vectors.device) for parts in zip(*components, strict=True)]
     return Gaussians(parts[0], *(part.float() for part in parts[1:]))
+
+
+def principal(vectors: Tensor, weights: Tensor, number: int) -> Tensor:
+    """(number, D): orthonormal directions of the largest variance of weighted vectors (N, D), largest first. Computed
+    in float64 on the CPU, so that every machine gives the same."""
+    x, share = vectors.cpu().double(), weights.cpu().double() / weights.sum().cpu()
+    centred = x - share @ x
+    directions = _leading((centred.T * share) @ centred, number)[1]
+    return directions.T.flip(0).float().to(vectors.device)
+
+
+def _leading(covariance: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues (rank,), ascending, and their directions (D, rank), whose largest entry is positive."""
+    values, directions = torch.linalg.eigh(covariance)
+    kept = min(rank, len(values))
+    directions = directions[:, -kept:]
+    largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
+    return values[-kept:], directions * largest.sign()  # a fixed sign, so that rounding cannot flip it
 
 
 def _cluster(x: Tensor, clusters: int, rounds: int = 20) -> Tensor:

@@ -96,6 +96,7 @@ def _laps() -> list[type[Method]]:
     fitted: list[tuple[str, str, dict[str, Any]]] = [
         ("gaussian", "LAPS that remembers Gaussians", {"laps__memory": "gaussian"}),
         ("prototype", "LAPS that remembers means and variances", {"laps__memory": "prototype"}),
+        ("encoder", "LAPS whose new rows also see the encoder's features", {"laps__encoder": 256, "laps__ridge": 0.01}),
         ("level-zero", "LAPS whose rows are fitted at score 0", {"laps__level": "zero"}),
         (
             "average",
