@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import sdrseg
-from extend_data import NAMES, SIDE, base_folder, coco_folder, masks_folder, yolo_folder
+from extend_data import NAMES, QUICK, SIDE, SMALL, base_folder, base_run, coco_folder, masks_folder, yolo_folder
 from formats import save, write
 from runs import Quiet
 from sdrseg.cli import app
@@ -35,36 +35,14 @@ from sdrseg.methods import METHODS
 from sdrseg.reporting import write_report
 from sdrseg.reporting.collect import collect, command_line
 
-SMALL = {
-    "net.encoder": "toy16",
-    "net.weights": "none",
-    "net.decoder": "deeplabv3",
-    "net.output_stride": 8,
-    "net.bn_momentum_encoder": 0.1,
-    "data.crop": 32,
-    "data.scale": [0.9, 1.1],
-    "train.epochs": 12,
-    "train.batch_size": 8,
-    "optim.lr": 0.05,
-    "optim.lr_later": 0.02,
-    "optim.decoder_lr_factor": 1.0,
-    "optim.decoder_lr_factor_later": 1.0,
-    "run.loggers": [],
-}
-QUICK = {"train.epochs": 1, "train.best_every": 0, "train.patience": 0}
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     """A base of six classes in `run`, and folders of new classes in three formats."""
-    root = tmp_path_factory.mktemp("extend")
-    base_folder(root / "base")
+    root = base_run(tmp_path_factory.mktemp("extend"))
     masks_folder(root / "white", 7)
     coco_folder(root / "black", 8)
     yolo_folder(root / "orange", 9)
-    train(
-        "folder:offline", "ft", root / "run", data=root / "base", settings=SMALL, bases=root / "bases", display=Quiet()
-    )
     return root
 
 

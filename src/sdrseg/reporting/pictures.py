@@ -102,7 +102,7 @@ def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, Cla
     with progress(f"reading {spec.source}") as report:
         index = class_index(source, runs[0].scenario["steps"][-1].get("test_split", "val"), report)
     digests = runs[0].scenario["mask_digests"]
-    found = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
+    found = index.digest_by_id
     for id in runs[0].scenario["steps"][-1]["test_ids"]:
         if found.get(id) != digests[id]:
             what = "is missing" if id not in found else "has changed since the runs were scored"
