@@ -197,7 +197,7 @@ def summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]
 
 
 def images_exist(job: Job, step: Step) -> bool:
-    """Whether all test images of a step exist; old ones of an extended run may be gone."""
+    """Whether all test images of a step exist; old ones of an extended run may be gone, or changed and left out."""
     return job.indexes[step.test_split].size_by_id.keys() >= set(step.test_ids)
 
 
@@ -233,7 +233,7 @@ def score_again(
             continue
         earlier = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}
         if not images_exist(job, step):
-            reason = f"step {step.number}: images that it was scored on are gone; these are the earlier scores."
+            reason = f"step {step.number}: images that it was scored on are gone or have changed; its scores are kept."
             results.append({**earlier, "same": None, "difference": reason})
             continue
         # each step of an extended run was scored in a different run

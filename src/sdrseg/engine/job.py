@@ -205,8 +205,8 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
 
 
 def _digests(job: Job) -> dict[str, str]:
-    now = {i: d.tobytes().hex() for x in job.indexes.values() for i, d in zip(x.ids, x.digests, strict=True)}
-    return job.earlier_digests | now
+    now = (index.digest_by_id for index in job.indexes.values())
+    return {id: digest for digests in (job.earlier_digests, *now) for id, digest in digests.items()}
 
 
 def _require_same_data(job: Job, saved: dict[str, Any]) -> None:

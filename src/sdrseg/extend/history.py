@@ -15,7 +15,7 @@ from sdrseg.engine.job import TEST_IMAGES
 from sdrseg.engine.saved import find_step
 from sdrseg.errors import SdrsegError, UsageError, nearest
 from sdrseg.extend.parent import IMPORTED, STEP_FILES, Parent, read_parent
-from sdrseg.extend.plan import chain_spec, unchanged
+from sdrseg.extend.plan import chain_spec
 from sdrseg.extend.review import EXTENSION
 from sdrseg.files import link_or_copy, write_json
 from sdrseg.metrics import StepScore, summary
@@ -39,7 +39,7 @@ def history(run: Path) -> dict[str, Any]:
                 "step": number,
                 "made": meta.get("made"),
                 "method": meta["method"],
-                "data": data.get(number, "–" if meta["method"] == IMPORTED else meta["spec"]),
+                "data": "–" if meta["method"] == IMPORTED else data.get(number, meta["spec"]),
                 "classes": [c["name"] for c in meta["classes"] if c["step"] == number and c["channel"] > 0],
                 "model": meta["files"]["model"]["sha256"],
                 "parent": meta["parent"],
@@ -111,12 +111,11 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     if len(scores) == parent.step + 1:
         write_json(out / "summary.json", {**summary([s for s, _ in scores]), "scored_on": scores[-1][1]})
     saved = folder.read_json("config.json")
-    parts = unchanged(parent)
+    parts = parent.old_data.parts
     spec = chain_spec(parent.scenario.steps, classes, parent.scenario.spec.protocol or "sequential")
     scenario = replace(parent.scenario, spec=spec, classes=classes)
-    index = class_index(Extended(classes, parts), "val")
-    digests = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
-    write_json(out / "scenario.json", {**scenario.to_dict(), "mask_digests": parent.digests | digests})
+    digests = parent.digests | class_index(Extended(classes, parts), "val").digest_by_id
+    write_json(out / "scenario.json", {**scenario.to_dict(), "mask_digests": digests})
     change = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "what": description}
     write_chain(out, classes, parent.score_background, parts, [*parent.changes, change])
     write_json(out / "config.json", {**saved, "spec": str(spec), "format": FORMAT})

@@ -11,8 +11,8 @@ import numpy as np
 
 from sdrseg.config import Config, load_config
 from sdrseg.config.sections import AUTO
-from sdrseg.datasets.extended import CHAIN, Extended, Part
-from sdrseg.datasets.index import ClassIndex, class_index
+from sdrseg.datasets.extended import Extended, Part
+from sdrseg.datasets.index import ClassIndex
 from sdrseg.datasets.source import Split
 from sdrseg.decision import Decision
 from sdrseg.engine.job import read_masks
@@ -88,17 +88,11 @@ class Plan:
     def step(self) -> Step:
         return self.scenario[-1]
 
-    @property
-    def old_test_ids(self) -> tuple[str, ...]:
-        """Images on which the parent's classes can be scored."""
-        known = set(self.indexes["val"].ids)
-        return tuple(id for id in self.parent.scenario[-1].test_ids if id in known)
-
 
 def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]] | None) -> Plan:
     """Combine old and new data and append a step."""
     replayed = replay[1] if replay is not None else ()
-    parts = [*unchanged(parent), *new.parts, *([replay[0]] if replay is not None else [])]
+    parts = [*parent.old_data.parts, *new.parts, *([replay[0]] if replay is not None else [])]
     source = Extended(new.classes, parts, parent.score_background)
     indexes = read_masks(source)
     before = parent.scenario[-1]
@@ -109,7 +103,7 @@ def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]]
     train_table[list(position)] = list(position.values())
     test_table = before.test_table.copy()
     test_table[list(new.new)] = [position[c] for c in new.new]
-    known, val = set(before.test_ids), indexes["val"]
+    known, val = set(parent.old_data.test_ids), indexes["val"]
     shown = [id for id, row in zip(val.ids, val.present, strict=True) if id in known or row[list(new.new)].any()]
     step = Step(
         number=parent.step + 1,
@@ -139,22 +133,3 @@ def _quoted(name: str) -> str:
     """A name as a specification can contain it, in quotes if needed."""
     plain = name.replace('"', "'")
     return f'"{plain}"' if any(sign in plain for sign in "@~:/,") or plain != plain.strip() else plain
-
-
-def unchanged(parent: Parent) -> list[Part]:
-    """The old data that have not changed since the model was scored on them."""
-    return [part for part in parent.parts if not changed_masks(parent, part)]
-
-
-def changed_masks(parent: Parent, part: Part) -> bool:
-    """Whether test images of a part are missing or have changed masks."""
-    chained = (parent.folder.path / CHAIN).exists()
-    index = (
-        class_index(Extended(parent.scenario.classes, [part]), "val")
-        if chained
-        else class_index(part.open(), part.val[0])
-    )
-    digests = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
-    tested = parent.scenario[-1].test_ids
-    wanted = [id for id in tested if id in digests or not chained or (part.prefix and id.startswith(part.prefix))]
-    return not wanted or any(digests.get(id) != parent.digests.get(id) for id in wanted)

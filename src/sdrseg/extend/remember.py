@@ -77,7 +77,7 @@ def views_of(parent: Parent, images: Path | None) -> Views | None:
         table[: len(source.classes)] = [names.index(n) if n in names[1:] else 0 for n in source.classes]
         ids = (*source.ids("train"), *source.ids("val"))
         return Views(source, ids, table, True, f"labelled images in {images}")
-    parts = [replace(part, train=("train",), val=()) for part in parent.parts]
+    parts = [replace(part, train=("train",), val=()) for part in parent.old_data.parts if part.available]
     if not parts or parts[0].step > 0:
         return None
     source = Extended(parent.scenario.classes, parts)
@@ -99,11 +99,16 @@ def _labelled(folder: Path, names: Sequence[str]) -> Source | None:
     return source if set(source.classes[1:]) & set(names[1:]) else None
 
 
-def missing(parent: Parent, method: type[Method]) -> bool:
-    """Whether the method can use a memory that the model does not have."""
-    memory = parent.folder.load_step(parent.step)[2]
-    known = {name.partition(".")[0] for name in memory}
-    return "prototypes" not in known or (method.survey is not Method.survey and "memory" not in known)
+def remembered(parent: Parent) -> set[str]:
+    """What the model has kept of its classes: prototypes, and the memory of LAPS."""
+    return {name.partition(".")[0] for name in parent.folder.load_memory(parent.step)} & {"memory", "prototypes"}
+
+
+def needed(method: Method) -> set[str]:
+    """What the method uses of the old classes, as `remembered` names it."""
+    surveys = type(method).survey is not Method.survey
+    compares = any(method.latent.weights()[name] > 0 for name in ("pm", "attract", "repel"))
+    return ({"memory"} if surveys else set()) | ({"prototypes"} if compares else set())
 
 
 def make_memory(job: Job, parent: Parent, views: Views, folder: Path) -> dict[str, Any]:

@@ -45,9 +45,11 @@ def review(
 ) -> dict[str, Any]:
     """Compare the model with its parent on all test images, and write extension.json."""
     compared = _compare(job, plan)
-    n_old, old_ids = len(plan.step.old), set(plan.old_test_ids)
+    n_old, old_ids = len(plan.step.old), set(plan.parent.old_data.test_ids)
     both = [sum((s.matrices[k] for s in compared if s.id in old_ids), np.zeros_like(score.confusion)) for k in (0, 1)]
-    before_iou, after_iou = iou(both[0]), iou(both[1])
+    labelled = [plan.source.labelled(id) for id in old_ids]
+    known = [any(some is None or c in some for some in labelled) for c in plan.step.channels]
+    before_iou, after_iou = (np.where(known, iou(matrix), np.nan) for matrix in both)
     names = list(score.names)
     old = [
         {
@@ -84,12 +86,18 @@ def review(
     return result
 
 
+def unmeasured(result: dict[str, Any]) -> list[str]:
+    """The old classes, without background, that no old test image shows: what they lost is not known."""
+    return [str(one["name"]) for one in result["old"][1:] if one["lost"] is None]
+
+
 def verdict(result: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """Whether each requirement is met; one that could not be measured is not met."""
-    lost, new_iou = result["forgetting"], result["new_iou"]
+    lost, new_iou, without = result["forgetting"], result["new_iou"], unmeasured(result)
     missed = []
-    if limits.max_forgetting is not None and (lost is None or lost > limits.max_forgetting):
+    if limits.max_forgetting is not None and (lost is None or without or lost > limits.max_forgetting):
         outcome = "could not be measured" if lost is None else f"is {lost:.1f} points"
+        outcome += f" and was not measured for {', '.join(without)}" if lost is not None and without else ""
         missed.append(f"forgetting {outcome}, the limit is {limits.max_forgetting:g}")
     if limits.min_new_iou is not None and (new_iou is None or new_iou < limits.min_new_iou):
         outcome = "could not be measured" if new_iou is None else f"is {new_iou:.1f}"

@@ -19,7 +19,7 @@ from sdrseg.extend.forecast import Forecast, forecast
 from sdrseg.extend.newdata import Protocol, Unlabelled, read_new_data, read_replay
 from sdrseg.extend.parent import Parent, copy_steps, read_parent
 from sdrseg.extend.plan import Plan, choose_method, make_config, make_plan
-from sdrseg.extend.remember import Views, make_memory, missing, views_of
+from sdrseg.extend.remember import Views, make_memory, needed, remembered, views_of
 from sdrseg.extend.review import EXTENSION, Limits, review, verdict
 from sdrseg.files import write_json
 from sdrseg.methods import find_method
@@ -70,7 +70,7 @@ def extend(
     `classes`: the classes of the folder `data` to add; by default all that the model does not know. `unlabelled`: what
     unlabelled pixels are. `negatives`: also train on images without a new class. `replay`: a folder of labelled old
     images to train on. `images`: a folder of images of the old classes, for the memory of methods that need one.
-    `old_data`: the folder of the data of the run, if it has moved. The run that is extended is only read.
+    `old_data`: old data that have moved, or labelled test images of an imported model. The run is only read.
     """
     folder, out, limits = Path(data), Path(out), Limits(max_forgetting, min_new_iou)
     parent = read_parent(Path(model), step, None if old_data is None else Path(old_data))
@@ -89,8 +89,8 @@ def extend(
     more = None if replay is None else read_replay(parent, Path(replay), new.classes)
     plan = make_plan(parent, new, more)
     views = views_of(parent, None if images is None else Path(images))
-    remembers = not missing(parent, find_method("laps-softmax"))
-    name = choose_method(parent, method, remembers or views is not None)
+    known = remembered(parent)
+    name = choose_method(parent, method, "memory" in known or views is not None)
     held_out = bool(new.parts[0].val)
     file = None if config_file is None else Path(config_file)
     config = make_config(parent, name, len(plan.step.train_ids), held_out, file, settings)
@@ -104,8 +104,8 @@ def extend(
     job.removed = frozenset(
         id for id, one in zip(parent.scenario[-1].channels, parent.meta["classes"], strict=True) if one.get("removed")
     )
-    notes = [*new.notes, *_old_data_notes(parent, plan)]
-    needs = missing(parent, job.method)
+    notes = [*new.notes, *_old_data_notes(parent)]
+    needs = not needed(job.method(config.of_step(plan.step.number), job.processes)) <= known
     if needs and views is None:
         notes.append(
             f"the model has no memory of the old classes for {name}, and their images are not available, so {name} "
@@ -155,14 +155,16 @@ def _option_args(options: Mapping[str, Any], config: Config, usual: Config) -> l
     return [arg for pair in pairs for arg in pair]
 
 
-def _old_data_notes(parent: Parent, plan: Plan) -> list[str]:
-    if plan.old_test_ids:
-        return []
-    why = f" ({parent.gone[0]})" if parent.gone else ""
-    return [
-        f"the old test images are not available{why}, so forgetting cannot be measured. If they have moved, add "
-        f"--old-data PATH."
-    ]
+def _old_data_notes(parent: Parent) -> list[str]:
+    notes = list(parent.old_data.notes)
+    if not parent.old_data.parts:
+        notes.append(
+            "the model was imported without test images, so forgetting cannot be measured. Add --old-data FOLDER with "
+            "labelled images of its classes."
+        )
+    elif not parent.old_data.test_ids:
+        notes.append("without old test images, forgetting cannot be measured.")
+    return notes
 
 
 def _begin(job: Job, plan: Plan, views: Views | None) -> None:

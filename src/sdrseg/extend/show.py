@@ -7,6 +7,7 @@ from typing import Any
 
 from sdrseg.distributed import Processes
 from sdrseg.errors import quantity
+from sdrseg.extend.review import unmeasured
 from sdrseg.extend.run import Extension
 from sdrseg.terminal import console, print_json, print_table
 
@@ -25,6 +26,9 @@ def show_extension(done: Extension, json: bool) -> None:
     if (lost := result["forgetting"]) is not None:
         verb = "lost" if lost >= 0 else "gained"
         counted = quantity(result["old_images"], "test image")
+        if without := unmeasured(result):
+            old = len(result["old"]) - 1
+            counted = f"over {old - len(without)} of {old} old classes; {counted}"
         out.print(f"old classes {verb} {abs(lost):.1f} points on average ({counted})")
     elif result["kept_elsewhere"] is not None:
         out.print(

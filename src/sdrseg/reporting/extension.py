@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sdrseg.datasets.source import Source
-from sdrseg.extend.review import EXTENSION
+from sdrseg.extend.review import EXTENSION, unmeasured
 from sdrseg.reporting.collect import RunRecord, damaged, finite
 from sdrseg.reporting.pictures import Row, apply_models, load_images, prediction_tile, start_row
 
@@ -85,7 +85,9 @@ def _read(run: RunRecord, saved: Any) -> Extension:
     checks = []
     if (most := _number(verdict["max_forgetting"])) is not None:
         text = f"old classes lose at most {most:g} {'point' if most == 1 else 'points'} on average"
-        checks.append(Check(text, lost, lost is not None and lost <= most))
+        without = unmeasured(saved)
+        text += f", but was not measured for {', '.join(without)}" if lost is not None and without else ""
+        checks.append(Check(text, lost, lost is not None and not without and lost <= most))
     if (least := _number(verdict["min_new_iou"])) is not None:
         text = f"new classes reach an IoU of at least {least:g} % on average"
         checks.append(Check(text, reached, reached is not None and reached >= least))
