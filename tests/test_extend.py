@@ -6,6 +6,7 @@ import html
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from sdrseg.extend.newdata import read_new_data
 from sdrseg.extend.parent import read_parent
 from sdrseg.extend.plan import DEFAULTS
 from sdrseg.extend.run import extend
+from sdrseg.extend.show import show_extension
 from sdrseg.methods import METHODS
 from sdrseg.reporting import write_report
 from sdrseg.reporting.collect import collect, command_line
@@ -315,6 +317,28 @@ def test_what_is_not_labelled_can_be_ignored_and_negatives_be_trained_on(place, 
     old = sum(source.mask(id).size for id in source.ids("val") if not id.startswith("step1/"))
     white = sum(int((source.mask(id) == 7).sum()) for id in source.ids("val"))
     assert np.sum(step["confusion"]) == old + white and done.result["kept_elsewhere"] is not None
+
+
+def test_a_class_that_is_predicted_everywhere_does_not_pass_if_false_alarms_are_ignored(place, tmp_path, capsys):
+    """Without a labelled pixel outside the new class, its IoU would be the share of its pixels that are found."""
+    shutil.copytree(place / "run", tmp_path / "run")
+    (tmp_path / "run/environment.json").write_text("[]")  # the folder of the old data is not known
+    given = {"unlabelled": "ignore", "method": "ft", "settings": {**QUICK, "train.epochs": 8}, "display": Quiet()}
+    alone = extend(tmp_path / "run", place / "white", tmp_path / "alone", min_new_iou=10.0, **given)
+    assert alone.result["new"] == [{"name": "white", "iou": None, "found": 100.0}] and not alone.met
+    assert alone.result["verdict"]["missed"] == ["IoU of the new classes could not be measured, the minimum is 10"]
+    assert any("--min-new-iou cannot be measured" in note for note in alone.notes)
+    assert any("warning: ft has nothing that keeps" in note for note in alone.notes)
+    show_extension(alone, json=False)
+    assert "100.0 % of white is found" in capsys.readouterr().out
+    both = extend(place / "run", place / "white", tmp_path / "both", min_new_iou=50.0, **given)
+    assert both.result["new_iou"] < 50 and not both.met  # false alarms in old test images
+    show_extension(both, json=False)
+    assert "; false alarms in the new images are not counted)" in capsys.readouterr().out
+    given |= {"method": "mib", "settings": QUICK}
+    assert not any(
+        "warning" in note for note in extend(place / "run", place / "white", tmp_path / "mib", **given).notes
+    )
 
 
 def test_a_sigmoid_model_is_extended_by_laps_and_exported_with_its_names(place, tmp_path):

@@ -37,6 +37,7 @@ class NewData:
     val_ids: tuple[str, ...]
     images: dict[str, int]  # of each new class, in training
     protocol: Protocol
+    unlabelled: Unlabelled
     notes: tuple[str, ...]
 
     @property
@@ -114,7 +115,17 @@ def read_new_data(
     train_ids = sorted(prefix + id for id, row in trained_rows if negatives or row[own].any())
     val_ids = [parts[-1].prefix + id for split in parts[-1].val for id in indexes[split].ids]
     notes += _sizes(parent, indexes, folder)
-    return NewData(classes, new, tuple(parts), tuple(train_ids), tuple(sorted(val_ids)), images, chosen, tuple(notes))
+    return NewData(
+        classes=classes,
+        new=new,
+        parts=tuple(parts),
+        train_ids=tuple(train_ids),
+        val_ids=tuple(sorted(val_ids)),
+        images=images,
+        protocol=chosen,
+        unlabelled=unlabelled,
+        notes=tuple(notes),
+    )
 
 
 def read_replay(parent: Parent, folder: Path, whole: Sequence[str]) -> tuple[Part, tuple[str, ...]]:

@@ -60,14 +60,20 @@ def review(
         }
         for c in range(n_old)
     ]
-    new = [{"name": names[c], "iou": _points(score.iou[c])} for c in range(n_old, len(names))]
+    # a model that predicts a new class everywhere must not get a perfect score
+    measured = plan.new.unlabelled == "background" or score.confusion[:n_old].any()
+    new = [
+        {"name": names[c], "iou": _points(score.iou[c]) if measured else None, "found": _points(score.accuracy[c])}
+        for c in range(n_old, len(names))
+    ]
     lost = mean_of(before_iou - after_iou, range(1, n_old))
-    new_iou = mean_of(score.iou, range(n_old, len(names)))
+    new_iou = mean_of(score.iou, range(n_old, len(names))) if measured else None
     background = both[1][0]
     result = {
         "step": plan.step.number,
         "old_images": len(old_ids),
         "held_out_images": plan.new.held_out,
+        "unlabelled": plan.new.unlabelled,
         "old": old,
         "new": new,
         "forgetting": None if lost is None else 100 * lost,

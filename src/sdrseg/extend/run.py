@@ -111,6 +111,8 @@ def extend(
             f"the model has no memory of the old classes for {name}, and their images are not available, so {name} "
             f"works without one. To make one, add --images FOLDER with images of old classes, labelled or not."
         )
+    if unlabelled == "ignore":
+        notes += _ignored_notes(job, plan)
     done = job.folder.has_model(plan.step.number)
     before = None if done else forecast(job, plan)
     result: dict[str, Any] = {}
@@ -164,6 +166,20 @@ def _old_data_notes(parent: Parent) -> list[str]:
         )
     elif not parent.old_data.test_ids:
         notes.append("without old test images, forgetting cannot be measured.")
+    return notes
+
+
+def _ignored_notes(job: Job, plan: Plan) -> list[str]:
+    """What --unlabelled ignore means for training and scores."""
+    notes = ["unlabelled pixels are ignored, so false alarms in the new images are not counted"]
+    if not plan.parent.old_data.test_ids:
+        notes[0] += " and, without old test images, --min-new-iou cannot be measured"
+    method = job.method(job.config.of_step(plan.step.number), job.processes)
+    if method.iterates(plan.step.number) and not method.needs_teacher:
+        notes.append(
+            f"warning: {method.name} has nothing that keeps the new classes from spreading over unlabelled pixels. Use "
+            f"another --method, or --unlabelled background."
+        )
     return notes
 
 

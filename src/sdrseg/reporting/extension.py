@@ -55,6 +55,7 @@ class Extension:
     kept_elsewhere: float | None
     old_images: int
     held_out_images: int
+    ignored: bool  # unlabelled pixels of the new images are not scored
     checks: tuple[Check, ...]
     lookalikes: tuple[tuple[str, str, float], ...]  # new class, old class, share of the new class's pixels
     regressions: tuple[Worst, ...]
@@ -101,6 +102,7 @@ def _read(run: RunRecord, saved: Any) -> Extension:
         kept_elsewhere=_number(saved["kept_elsewhere"]),
         old_images=int(saved["old_images"]),
         held_out_images=int(saved["held_out_images"]),
+        ignored=saved.get("unlabelled") == "ignore",
         checks=tuple(checks),
         lookalikes=tuple((str(n), str(o), float(share)) for n, old in lookalikes.items() for o, share in old.items()),
         regressions=_worst(run, saved["regressions"]),
