@@ -28,7 +28,7 @@ from sdrseg.engine.saved import open_step
 from sdrseg.errors import DataError, SdrsegError, UsageError, nearest
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
-from sdrseg.metrics import StepScore, summary
+from sdrseg.metrics import StepScore, as_background, summary
 from sdrseg.network import Network
 from sdrseg.scenario import Step, parse_spec
 from sdrseg.terminal import progress
@@ -121,7 +121,9 @@ def score(
     names = tuple(job.scenario.classes[c] for c in step.channels)
     labelled = frozenset().union(*(step.channels if classes is None else classes for classes in ids_by_classes))
     unknown = tuple(channel for channel, c in enumerate(step.channels) if c not in labelled)
-    return StepScore(step.number, names, len(job.scenario[0].channels), matrix, unknown)
+    removed = job.removed_channels(step)
+    matrix = as_background(matrix, removed)
+    return StepScore(step.number, names, len(job.scenario[0].channels), matrix, unknown, removed)
 
 
 def require_held_out(job: Job) -> None:

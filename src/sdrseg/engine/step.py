@@ -214,6 +214,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
         student = build_network(config.net, new)
     else:
         student, decision = open_step(job.folder.step(step.number - 1), config.net)
+        student.silence(job.silenced)
     teacher = None
     method = method_type(config, job.processes)
     require_super(method, "__init__", "latent")

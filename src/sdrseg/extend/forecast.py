@@ -15,6 +15,7 @@ from sdrseg.engine.job import Job
 from sdrseg.engine.saved import open_step
 from sdrseg.errors import quantity
 from sdrseg.extend.plan import Plan
+from sdrseg.metrics import as_background
 
 EXAMINED = 100
 """The number of training images in which similar old classes are counted."""
@@ -59,12 +60,13 @@ def forecast(job: Job, plan: Plan) -> Forecast:
     own = [id for id in step.train_ids if id in set(plan.new.train_ids)]
     some = own[:: max(1, len(own) // EXAMINED)]
     batches = eval_batches(plan.source, some, index.size_by_id, step.train_table, config, share=job.share)
-    matrix = confusion(job.fabric, network, batches, len(step.channels), decision)
+    found = confusion(job.fabric, network, batches, len(step.channels), decision)
+    matrix = as_background(found, job.removed_channels(step))
     lookalikes: dict[str, dict[str, float]] = {}
     for channel, name in enumerate((plan.scenario.classes[c] for c in step.new), n_old):
         shares = matrix[channel, 1:n_old] / max(1, matrix[channel].sum())
-        found = {plan.parent.classes[c + 1]: float(shares[c]) for c in shares.argsort()[::-1] if shares[c] >= NOTABLE}
-        lookalikes[name] = found
+        similar = [c for c in shares.argsort()[::-1] if shares[c] >= NOTABLE]
+        lookalikes[name] = {plan.parent.classes[c + 1]: float(shares[c]) for c in similar}
     trains = job.method(config, job.processes).iterates(step.number)
     iterations = len(train_order(step.train_ids, config, job.share)) if trains else 0
     seconds, saved = _one_image(job, network, config.data.crop)

@@ -41,6 +41,11 @@ class NewData:
     notes: tuple[str, ...]
 
     @property
+    def names(self) -> list[str]:
+        """The names of the new classes."""
+        return [self.classes[c] for c in self.new]
+
+    @property
     def held_out(self) -> int:
         """The number of images that are scored but not used for training."""
         return len(self.val_ids) if self.parts[0].val else 0

@@ -20,6 +20,7 @@ from sdrseg.errors import UsageError
 from sdrseg.extend.by_size import settings_by_size
 from sdrseg.extend.newdata import NewData
 from sdrseg.extend.parent import Parent
+from sdrseg.extend.removed import added_again
 from sdrseg.labels import VOID
 from sdrseg.methods import find_method, method_layers, own_sections, resolve_method
 from sdrseg.scenario import Scenario, Step, parse_spec
@@ -103,6 +104,8 @@ def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]]
     train_table[list(position)] = list(position.values())
     test_table = before.test_table.copy()
     test_table[list(new.new)] = [position[c] for c in new.new]
+    for channel, name in added_again(parent, new.names).items():  # its old labels are right again
+        test_table[before.channels[channel]] = position[new.classes.index(name)]
     known, val = set(parent.old_data.test_ids), indexes["val"]
     shown = [id for id, row in zip(val.ids, val.present, strict=True) if id in known or row[list(new.new)].any()]
     step = Step(

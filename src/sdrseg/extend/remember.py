@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from sdrseg.config import Config
 from sdrseg.datasets import open_source
@@ -24,6 +25,7 @@ from sdrseg.engine.job import Job
 from sdrseg.engine.shared import survey_with
 from sdrseg.errors import DataError, SdrsegError, quantity
 from sdrseg.extend.parent import Parent
+from sdrseg.extend.removed import forgotten
 from sdrseg.labels import VOID
 from sdrseg.methods import Method
 
@@ -111,20 +113,27 @@ def needed(method: Method) -> set[str]:
     return ({"memory"} if surveys else set()) | ({"prototypes"} if compares else set())
 
 
-def make_memory(job: Job, parent: Parent, views: Views, folder: Path) -> dict[str, Any]:
-    """Let the method survey images as after a step 0 with all these classes, and write memory.safetensors."""
+def make_memory(job: Job, parent: Parent, views: Views | None, folder: Path) -> dict[str, Any]:
+    """Write memory.safetensors: what the model has, what the method finds in `views`, without silenced channels."""
+    memory = parent.folder.load_memory(parent.step)
+    if views is not None:
+        memory = _surveyed(job, parent, views) | memory
+    entry = {"file": "memory.safetensors", "sha256": ""}
+    if job.processes.rank == 0:
+        entry["sha256"] = save_tensors(folder / "memory.safetensors", forgotten(memory, job.silenced))
+    return entry
+
+
+def _surveyed(job: Job, parent: Parent, views: Views) -> dict[str, Tensor]:
+    """Let the method survey images as after a step 0 with all these classes."""
     config = job.config.of_step(parent.step + 1)
-    _, model, memory = parent.folder.load_step(parent.step)
+    model = parent.folder.load_step(parent.step)[1]
     job.display.say(f"remembering old classes from {quantity(len(views.ids), 'image')}: {views.description}")
     batches = survey_batches(views.source, views.ids, views.table, config, share=job.share)
     decision = None if views.labelled else parent.decision
     classes = len(parent.classes)
     method = survey_with(model, job, config, classes, batches, lambda method: _Survey(method, decision))
-    found = {name: t for name, t in method.state_dict().items() if name.startswith(("memory.", "prototypes."))}
-    entry = {"file": "memory.safetensors", "sha256": ""}
-    if job.processes.rank == 0:
-        entry["sha256"] = save_tensors(folder / "memory.safetensors", {**found, **memory})
-    return entry
+    return {name: t for name, t in method.state_dict().items() if name.startswith(("memory.", "prototypes."))}
 
 
 class _Survey:

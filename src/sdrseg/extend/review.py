@@ -20,7 +20,7 @@ from sdrseg.extend.forecast import Forecast
 from sdrseg.extend.plan import Plan
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
-from sdrseg.metrics import StepScore, iou, mean_of
+from sdrseg.metrics import StepScore, as_background, iou, mean_of
 
 EXTENSION = "extension.json"
 WORST = 6
@@ -46,6 +46,7 @@ def review(
     """Compare the model with its parent on all test images, and write extension.json."""
     compared = _compare(job, plan)
     n_old, old_ids = len(plan.step.old), set(plan.parent.old_data.test_ids)
+    kept = [c for c in range(n_old) if c not in score.removed]
     both = [sum((s.matrices[k] for s in compared if s.id in old_ids), np.zeros_like(score.confusion)) for k in (0, 1)]
     labelled = [plan.source.labelled(id) for id in old_ids]
     known = [any(some is None or c in some for some in labelled) for c in plan.step.channels]
@@ -58,7 +59,7 @@ def review(
             "after": _points(after_iou[c]),
             "lost": _points(before_iou[c] - after_iou[c]),
         }
-        for c in range(n_old)
+        for c in kept
     ]
     # a model that predicts a new class everywhere must not get a perfect score
     measured = plan.new.unlabelled == "background" or score.confusion[:n_old].any()
@@ -66,7 +67,7 @@ def review(
         {"name": names[c], "iou": _points(score.iou[c]) if measured else None, "found": _points(score.accuracy[c])}
         for c in range(n_old, len(names))
     ]
-    lost = mean_of(before_iou - after_iou, range(1, n_old))
+    lost = mean_of(before_iou - after_iou, kept[1:])
     new_iou = mean_of(score.iou, range(n_old, len(names))) if measured else None
     background = both[1][0]
     result = {
@@ -133,6 +134,9 @@ def _compare(job: Job, plan: Plan) -> list[ImageComparison]:
     for network, _ in models:
         network.place_on(job.fabric.device).eval()
     sizes = plan.indexes["val"].size_by_id
+    removed = job.removed_channels(step)
+    merged = torch.arange(k, device=job.fabric.device)
+    merged[list(removed)] = 0
     found: dict[str, ImageComparison] = {}
     for batch in eval_batches(plan.source, step.test_ids, sizes, step.test_table, job.config):
         batch = batch.to(job.fabric.device)
@@ -143,7 +147,7 @@ def _compare(job: Job, plan: Plan) -> list[ImageComparison]:
                 id = batch.ids[first + offset]
                 empty = np.zeros((k, k), np.int64), np.zeros((k, k), np.int64)
                 one = found.setdefault(id, ImageComparison(id, empty, 0, 0))
-                _add(one, labels[offset], predictions[0][offset], predictions[1][offset], len(step.old), k)
+                _add(one, labels[offset], predictions[0][offset], predictions[1][offset], len(step.old), merged)
     n_old = len(step.old)
     for one in found.values():
         pixels = max(1, int(one.matrices[0].sum()))
@@ -151,21 +155,24 @@ def _compare(job: Job, plan: Plan) -> list[ImageComparison]:
         if labelled is not None:  # as in scores: background counts only where a labelled class is predicted
             for matrix in one.matrices:
                 matrix[0, [c not in labelled for c in step.channels]] = 0
-        before, after = one.matrices
+        before, after = one.matrices = (
+            as_background(one.matrices[0], removed),
+            as_background(one.matrices[1], removed),
+        )
         one.regression = float((np.trace(before[:n_old]) - np.trace(after[:n_old])) / pixels)
         one.false_alarm = float(after[:n_old, n_old:].sum() / pixels)
     return list(found.values())
 
 
-def _add(one: ImageComparison, labels: Any, before: Any, after: Any, n_old: int, k: int) -> None:
-    known = labels != VOID
+def _add(one: ImageComparison, labels: Any, before: Any, after: Any, n_old: int, merged: Any) -> None:
+    known, k = labels != VOID, len(merged)
     truth = labels[known].long()
     for matrix, predictions in zip(one.matrices, (before, after), strict=True):
         pairs = torch.bincount(truth * k + predictions[known], minlength=k * k)
         matrix += pairs.view(k, k).cpu().numpy()
     rest = (labels < n_old) | (labels == VOID)
     one.rest += int(rest.sum())
-    one.same += int((rest & (before == after)).sum())
+    one.same += int((rest & (merged[before] == merged[after])).sum())
 
 
 def _agreement(compared: Sequence[ImageComparison], ids: set[str]) -> float | None:

@@ -11,7 +11,7 @@ from sdrseg.config import Config, write_setting
 from sdrseg.datasets.extended import write_chain
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.class_weights import require_class_weights
-from sdrseg.engine.job import Job, make_job
+from sdrseg.engine.job import Job, make_job, removed_classes
 from sdrseg.engine.run import carry_out
 from sdrseg.engine.trackers import require_trackers
 from sdrseg.errors import SdrsegError, UsageError
@@ -20,6 +20,7 @@ from sdrseg.extend.newdata import Protocol, Unlabelled, read_new_data, read_repl
 from sdrseg.extend.parent import Parent, copy_steps, read_parent
 from sdrseg.extend.plan import Plan, choose_method, make_config, make_plan
 from sdrseg.extend.remember import Views, make_memory, needed, remembered, views_of
+from sdrseg.extend.removed import added_again
 from sdrseg.extend.review import EXTENSION, Limits, review, verdict
 from sdrseg.files import write_json
 from sdrseg.methods import find_method
@@ -101,9 +102,8 @@ def extend(
     only.require_images([config.of_step(plan.step.number).train.batch_size])
     job = make_job(find_method(name), config, plan.source, plan.indexes, plan.scenario, out, None, display)
     job.replays, job.data, job.earlier_digests = more is not None, folder, parent.digests
-    job.removed = frozenset(
-        id for id, one in zip(parent.scenario[-1].channels, parent.meta["classes"], strict=True) if one.get("removed")
-    )
+    job.removed = removed_classes(parent.scenario[-1], parent.meta)
+    job.silenced = tuple(added_again(parent, new.names))
     notes = [*new.notes, *_old_data_notes(parent)]
     needs = not needed(job.method(config.of_step(plan.step.number), job.processes)) <= known
     if needs and views is None:
@@ -189,7 +189,7 @@ def _begin(job: Job, plan: Plan, views: Views | None) -> None:
         return
     entry: dict[str, Any] | None = None
     step_folder = job.folder.step(plan.parent.step)
-    if views is not None:
+    if views is not None or job.silenced:
         entry = make_memory(job, plan.parent, views, step_folder)
     if job.processes.rank == 0:
         source = plan.source
