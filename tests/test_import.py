@@ -116,6 +116,17 @@ def test_a_network_that_computes_otherwise_is_refused(tmp_path, monkeypatch, lib
     assert not (tmp_path / "run").exists()
 
 
+def test_a_first_class_that_is_no_background_is_pointed_out(tmp_path):
+    saved(smp.create_model("unet", "resnet18", encoder_weights=None, classes=3), tmp_path / "smp.pth")
+    for names, expected in (
+        (("red", "green", "blue"), ["--classes background,red,green,blue"]),
+        (("Background", "red", "green"), []),
+    ):
+        notes = import_model(tmp_path / "smp.pth", tmp_path / names[0], "unet", names, encoder="resnet18")
+        assert [note.partition("write ")[2] for note in notes] == expected
+        assert all(note.startswith("'red' is taken as the background; if the model has none") for note in notes)
+
+
 def test_a_model_without_background_gets_a_channel_of_zeros(tmp_path):
     file = tmp_path / "smp.safetensors"
     model = saved(smp.create_model("unet", "resnet18", encoder_weights=None, classes=2), file)

@@ -17,6 +17,7 @@ from torchvision.models import segmentation
 from sdrseg.config import Config, config_from
 from sdrseg.config.net import Net
 from sdrseg.datasets.extended import Extended, write_chain
+from sdrseg.datasets.folder.classes import looks_like_background
 from sdrseg.datasets.source import MAX_CLASSES
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.folder import FORMAT, RunFolder
@@ -77,6 +78,11 @@ def import_model(
                 "the model has no channel for background, so one is added that is always 0: pixels where no class is "
                 "above 0 are background. Check some predictions."
             )
+    if not looks_like_background(names[0]):
+        none = (
+            f"; if the model has none, write --classes background,{','.join(names)}" if channels == len(names) else ""
+        )
+        notes.append(f"{names[0]!r} is taken as the background{none}")
     if len(names) == 1:
         raise UsageError(f"--classes {names[0]}: also name the background: --classes background,{names[0]}.")
     if len(names) > MAX_CLASSES:
