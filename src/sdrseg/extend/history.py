@@ -111,7 +111,7 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     if len(scores) == parent.step + 1:
         write_json(out / "summary.json", {**summary([s for s, _ in scores]), "scored_on": scores[-1][1]})
     saved = folder.read_json("config.json")
-    parts = parent.old_data.parts
+    parts = parent.parts
     spec = chain_spec(parent.scenario.steps, classes, parent.scenario.spec.protocol or "sequential")
     scenario = replace(parent.scenario, spec=spec, classes=classes)
     digests = parent.digests | class_index(Extended(classes, parts), "val").digest_by_id

@@ -12,7 +12,7 @@ from sdrseg.decision import Decision, read_decision
 from sdrseg.engine.folder import RunFolder, read_meta
 from sdrseg.engine.saved import find_step
 from sdrseg.errors import UsageError
-from sdrseg.extend.olddata import OldData, find_old_data
+from sdrseg.extend.olddata import find_old_data
 from sdrseg.files import link_or_copy, write_json
 from sdrseg.scenario import Scenario, parse_spec
 
@@ -31,9 +31,11 @@ class Parent:
     config: Config
     scenario: Scenario  # up to this step
     digests: dict[str, str]  # of the masks it was trained and scored on
-    old_data: OldData
+    parts: tuple[Part, ...]  # its data; those that are gone are marked
+    test_ids: tuple[str, ...]  # the available images on which its classes can be scored
     score_background: bool
     changes: tuple[Any, ...]  # of its classes, for the history
+    notes: tuple[str, ...] = ()  # on data that are gone or have changed
 
     @property
     def classes(self) -> list[str]:
@@ -51,8 +53,7 @@ class Parent:
     @property
     def source(self) -> str:
         """The name of its first data set."""
-        parts = self.old_data.parts
-        return parts[0].source if parts else parse_spec(str(self.scenario.spec)).source
+        return self.parts[0].source if self.parts else parse_spec(str(self.scenario.spec)).source
 
 
 def read_parent(model: Path, step: int | None = None, old_data: Path | None = None) -> Parent:
@@ -82,7 +83,19 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
     found = find_old_data(known, scenario, digests, old_data)
     if meta["method"] == IMPORTED and found.test_ids:  # not scored yet
         scenario = replace(scenario, steps=(replace(scenario[0], val_ids=found.test_ids, test_ids=found.test_ids),))
-    return Parent(folder, number, meta, config, scenario, digests, found, score_background, changes)
+    return Parent(
+        folder,
+        number,
+        meta,
+        config,
+        scenario,
+        digests,
+        found.parts,
+        found.test_ids,
+        score_background,
+        changes,
+        found.notes,
+    )
 
 
 def _first_part(folder: RunFolder, scenario: Scenario, config: Config) -> Part:

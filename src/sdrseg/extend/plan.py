@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from sdrseg.datasets.source import Split
 from sdrseg.decision import Decision
 from sdrseg.engine.job import read_masks
 from sdrseg.errors import UsageError
-from sdrseg.extend.by_size import settings_by_size
+from sdrseg.extend.by_size import EPOCHS, SCORES, settings_by_size
 from sdrseg.extend.newdata import NewData
 from sdrseg.extend.parent import Parent
 from sdrseg.extend.removed import added_again
@@ -42,12 +43,25 @@ def choose_method(parent: Parent, name: str | None, memory: bool) -> str:
 
 
 def make_config(
-    parent: Parent, method: str, images: int, held_out: bool, file: Path | None, settings: Mapping[str, Any] | None
+    parent: Parent,
+    method: str,
+    images: int,
+    held_out: bool,
+    file: Path | None,
+    settings: Mapping[str, Any] | None,
+    replayed: int = 0,
 ) -> Config:
-    """The parent's network, data and optimiser settings, the method's losses, epochs by the size of the data."""
+    """The parent's network, data and optimiser settings, the method's losses, epochs by the number of new images.
+
+    `replayed`: the number of old images to train on as well, which make an epoch longer.
+    """
     saved = parent.config.to_dict()
     kept = {n: {k: v for k, v in saved[n].items() if k not in leave} for n, leave in KEPT.items()}
     by_size = settings_by_size(images, held_out, parent.config, method)
+    if replayed:
+        batch, epochs = by_size["train"]["batch_size"], by_size["train"]["epochs"]
+        epochs = max(EPOCHS, math.ceil(epochs * (images // batch) / ((images + replayed) // batch)))
+        by_size["train"] |= {"epochs": epochs} | ({"best_every": max(1, epochs // SCORES)} if held_out else {})
     layers = [
         (str(parent.folder.path / "config.json"), kept),
         *method_layers(method, "default", None, parent.source),
@@ -93,7 +107,7 @@ class Plan:
 def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]] | None) -> Plan:
     """Combine old and new data and append a step."""
     replayed = replay[1] if replay is not None else ()
-    parts = [*parent.old_data.parts, *new.parts, *([replay[0]] if replay is not None else [])]
+    parts = [*parent.parts, *new.parts, *([replay[0]] if replay is not None else [])]
     source = Extended(new.classes, parts, parent.score_background)
     indexes = read_masks(source)
     before = parent.scenario[-1]
@@ -106,7 +120,7 @@ def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]]
     test_table[list(new.new)] = [position[c] for c in new.new]
     for channel, name in added_again(parent, new.names).items():  # its old labels are right again
         test_table[before.channels[channel]] = position[new.classes.index(name)]
-    known, val = set(parent.old_data.test_ids), indexes["val"]
+    known, val = set(parent.test_ids), indexes["val"]
     shown = [id for id, row in zip(val.ids, val.present, strict=True) if id in known or row[list(new.new)].any()]
     step = Step(
         number=parent.step + 1,

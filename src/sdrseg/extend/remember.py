@@ -79,7 +79,7 @@ def views_of(parent: Parent, images: Path | None) -> Views | None:
         table[: len(source.classes)] = [names.index(n) if n in names[1:] else 0 for n in source.classes]
         ids = (*source.ids("train"), *source.ids("val"))
         return Views(source, ids, table, True, f"labelled images in {images}")
-    parts = [replace(part, train=("train",), val=()) for part in parent.old_data.parts if part.available]
+    parts = [replace(part, train=("train",), val=()) for part in parent.parts if part.available]
     if not parts or parts[0].step > 0:
         return None
     source = Extended(parent.scenario.classes, parts)

@@ -45,7 +45,7 @@ def review(
 ) -> dict[str, Any]:
     """Compare the model with its parent on all test images, and write extension.json."""
     compared = _compare(job, plan)
-    n_old, old_ids = len(plan.step.old), set(plan.parent.old_data.test_ids)
+    n_old, old_ids = len(plan.step.old), set(plan.parent.test_ids)
     kept = [c for c in range(n_old) if c not in score.removed]
     both = [sum((s.matrices[k] for s in compared if s.id in old_ids), np.zeros_like(score.confusion)) for k in (0, 1)]
     labelled = [plan.source.labelled(id) for id in old_ids]

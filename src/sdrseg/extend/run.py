@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,12 @@ def extend(
     more = None if replay is None else read_replay(parent, Path(replay), new.classes)
     plan = make_plan(parent, new, more)
     views = views_of(parent, None if images is None else Path(images))
+    if views is None and replay is not None:
+        views = views_of(parent, Path(replay))
     known = remembered(parent)
     name = choose_method(parent, method, "memory" in known or views is not None)
-    held_out = bool(new.parts[0].val)
-    file = None if config_file is None else Path(config_file)
-    config = make_config(parent, name, len(plan.step.train_ids), held_out, file, settings)
+    configured = partial(make_config, parent, name, len(new.train_ids), new.held_out > 0, replayed=plan.replayed)
+    config = configured(None if config_file is None else Path(config_file), settings)
     require_trackers(config.run.loggers)
     require_class_weights(config, plan.scenario.classes)
     config.require_steps(len(plan.scenario))
@@ -116,7 +118,7 @@ def extend(
     done = job.folder.has_model(plan.step.number)
     before = None if done else forecast(job, plan)
     result: dict[str, Any] = {}
-    usual = make_config(parent, name, len(plan.step.train_ids), held_out, None, None)
+    usual = configured(None, None)
     options = {
         "data": data,
         "classes": ",".join(plan.scenario.classes[c] for c in plan.step.new),
@@ -158,13 +160,13 @@ def _option_args(options: Mapping[str, Any], config: Config, usual: Config) -> l
 
 
 def _old_data_notes(parent: Parent) -> list[str]:
-    notes = list(parent.old_data.notes)
-    if not parent.old_data.parts:
+    notes = list(parent.notes)
+    if not parent.parts:
         notes.append(
             "the model was imported without test images, so forgetting cannot be measured. Add --old-data FOLDER with "
             "labelled images of its classes."
         )
-    elif not parent.old_data.test_ids:
+    elif not parent.test_ids:
         notes.append("without old test images, forgetting cannot be measured.")
     return notes
 
@@ -172,7 +174,7 @@ def _old_data_notes(parent: Parent) -> list[str]:
 def _ignored_notes(job: Job, plan: Plan) -> list[str]:
     """What --unlabelled ignore means for training and scores."""
     notes = ["unlabelled pixels are ignored, so false alarms in the new images are not counted"]
-    if not plan.parent.old_data.test_ids:
+    if not plan.parent.test_ids:
         notes[0] += " and, without old test images, --min-new-iou cannot be measured"
     method = job.method(job.config.of_step(plan.step.number), job.processes)
     if method.iterates(plan.step.number) and not method.needs_teacher:
