@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from typer.testing import CliRunner
 import sdrseg
 from extend_data import NAMES, QUICK, SIDE, SMALL, base_folder, base_run, coco_folder, masks_folder, yolo_folder
 from formats import save, write
-from runs import Quiet
+from runs import Quiet, forked
 from sdrseg.cli import app
 from sdrseg.config import Config
 from sdrseg.datasets.extended import Extended
@@ -67,26 +69,31 @@ def test_a_class_is_added_and_the_old_run_stays_as_it_is(place, tmp_path):
     assert [r["same"] for r in again] == [True, True]
 
 
-def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place, tmp_path):
-    """Six classes, then one from black and white masks, one from COCO, one from YOLO; the second run is stopped."""
+def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place, tmp_path, monkeypatch):
+    """Six classes, then one from black and white masks, one from COCO, one from YOLO; the second run is killed."""
     model = sdrseg.load(place / "run")
     first = model.extend(place / "white", classes=["white"], out=tmp_path / "7", settings=QUICK, display=Quiet())
     assert first.method == "laps-softmax" and first.result["old_images"] > 0
     given = {"settings": {**QUICK, "run.save_minutes": 0}, "method": "mib"}
     whole = extend(tmp_path / "7", place / "black", tmp_path / "whole", **given, display=Quiet())
 
-    class KilledError(Exception):
-        pass
-
     class Dying(Quiet):
         def update(self, entry):
             if entry["iteration"] == 2:
-                raise KilledError
+                os.kill(os.getpid(), signal.SIGKILL)
 
     given["settings"]["run.log_every"] = 1
-    with pytest.raises(KilledError):
-        extend(tmp_path / "7", place / "black", tmp_path / "8", **given, display=Dying())
+    child = forked(lambda: extend(tmp_path / "7", place / "black", tmp_path / "8", **given, display=Dying()))
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     assert not (tmp_path / "8/steps/2/meta.json").exists() and (tmp_path / "8/state").exists()
+    monkeypatch.chdir(tmp_path)
+    note = "step 2 is not finished; step 1 is used"
+    save(Path("picture.png"), np.zeros((32, 32, 3)))
+    for words in (["predict", "8", "picture.png", "--out", "masks"], ["export", "8", "--out", "8.onnx"]):
+        said = CliRunner().invoke(app, words)
+        assert f"note: {note}" in said.output, said.output
+    assert read_parent(Path("8")).notes == (note,) and read_parent(Path("8"), 1).notes == ()
+    assert sdrseg.load("8", 1).facts["note"] is None
     again = Quiet()
     done = extend(tmp_path / "7", place / "black", tmp_path / "8", **given, display=again)
     assert any("resuming at iteration" in str(text) for text in again.said)

@@ -10,7 +10,7 @@ from sdrseg.config import Config, saved_config
 from sdrseg.datasets.extended import CHAIN, Part, read_chain
 from sdrseg.decision import Decision, read_decision
 from sdrseg.engine.folder import RunFolder, read_meta
-from sdrseg.engine.saved import find_step
+from sdrseg.engine.saved import find_step, unfinished_note
 from sdrseg.errors import UsageError
 from sdrseg.extend.olddata import find_old_data
 from sdrseg.files import link_or_copy, write_json
@@ -35,7 +35,7 @@ class Parent:
     test_ids: tuple[str, ...]  # the available images on which its classes can be scored
     score_background: bool
     changes: tuple[Any, ...]  # of its classes, for the history
-    notes: tuple[str, ...] = ()  # on data that are gone or have changed
+    notes: tuple[str, ...] = ()  # on a step that is not finished, and on data that are gone or have changed
 
     @property
     def classes(self) -> list[str]:
@@ -81,6 +81,7 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
         known = [_first_part(folder, scenario, config)]
     digests = scenario_file["mask_digests"]
     found = find_old_data(known, scenario, digests, old_data)
+    unfinished = unfinished_note(model, step)
     if meta["method"] == IMPORTED and found.test_ids:  # not scored yet
         scenario = replace(scenario, steps=(replace(scenario[0], val_ids=found.test_ids, test_ids=found.test_ids),))
     return Parent(
@@ -94,7 +95,7 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
         found.test_ids,
         score_background,
         changes,
-        found.notes,
+        (*([unfinished] if unfinished else []), *found.notes),
     )
 
 

@@ -63,7 +63,8 @@ class Model:
         """The default side of a tile, chosen by the free memory."""
         self.batch_size = min(batch_size, fitting)
         self.facts = facts
-        """Where the model comes from: specification, step, SHA-256 of its weights and so on."""
+        """Where the model comes from: specification, step, SHA-256 of its weights and so on. `note` is None, or says
+        that a later step of the run is not finished."""
         self.decision: Decision = decision
         """How logits become a class and probabilities (sdrseg.decision)."""
         self.network = network
