@@ -348,6 +348,19 @@ def test_a_class_that_is_predicted_everywhere_does_not_pass_if_false_alarms_are_
     )
 
 
+def test_the_best_epoch_also_keeps_what_is_predicted_elsewhere(place, tmp_path):
+    """If unlabelled pixels are ignored, white spreads: all of it is found, and everything else is lost."""
+    given = {"unlabelled": "ignore", "method": "ft", "settings": {"train.epochs": 12, "train.best_every": 1}}
+    extend(place / "run", place / "white", tmp_path / "two", **given, display=Quiet())
+    log = [json.loads(line) for line in (tmp_path / "two/log.jsonl").read_text().splitlines()]
+    scored = {entry["epoch"]: entry for entry in log if entry["event"] == "validate"}
+    scores = {epoch: entry["miou"]["all"] * entry["kept"] for epoch, entry in scored.items()}
+    (best,) = (entry for entry in log if entry["event"] == "best")
+    assert best["miou"] == max(scores.values()) == scores[best["epoch"]]
+    result = json.loads((tmp_path / "two/steps/1/extension.json").read_text())
+    assert result["kept_elsewhere"] == pytest.approx(scored[best["epoch"]]["kept"])
+
+
 def test_a_sigmoid_model_is_extended_by_laps_and_exported_with_its_names(place, tmp_path):
     given = {"settings": {**SMALL, "train.epochs": 2}, "bases": tmp_path / "bases", "display": Quiet()}
     train("folder:offline", "laps", tmp_path / "run", data=place / "base", **given)

@@ -14,6 +14,7 @@ from sdrseg.datasets.batches import eval_batches
 from sdrseg.decision import decide
 from sdrseg.engine.evaluate import labels_and_logits
 from sdrseg.engine.job import Job
+from sdrseg.engine.kept import outside_new
 from sdrseg.engine.saved import open_step
 from sdrseg.errors import UsageError
 from sdrseg.extend.forecast import Forecast
@@ -170,7 +171,7 @@ def _add(one: ImageComparison, labels: Any, before: Any, after: Any, n_old: int,
     for matrix, predictions in zip(one.matrices, (before, after), strict=True):
         pairs = torch.bincount(truth * k + predictions[known], minlength=k * k)
         matrix += pairs.view(k, k).cpu().numpy()
-    rest = (labels < n_old) | (labels == VOID)
+    rest = outside_new(labels, n_old)
     one.rest += int(rest.sum())
     one.same += int((rest & (merged[before] == merged[after])).sum())
 
