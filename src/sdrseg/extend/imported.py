@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,7 @@ from sdrseg.files import write_json
 from sdrseg.labels import VOID
 from sdrseg.network import DECODERS, Network, build_network
 from sdrseg.scenario import Scenario, Step, parse_spec
-from sdrseg.weights import read_tensors
+from sdrseg.weights import COUNTER, read_tensors, some
 
 TOLERANCE = 1e-4
 TEST_SIZE = (128, 256)
@@ -64,12 +64,8 @@ def import_model(
             f"Name each channel once, background first."
         )
     network = build_network(net, channels)
-    try:
-        missing, unexpected = network.load_state_dict(ours, strict=False)
-    except RuntimeError as error:  # other shapes
-        raise SdrsegError(f"{file}: does not fit {arch} ({first_line(error)}). Name another --arch.") from error
-    if wrong := [*(n for n in missing if not n.endswith("num_batches_tracked")), *unexpected]:
-        raise SdrsegError(f"{file}: does not fit {arch}: {', '.join(wrong[:3])}. Name another --arch or --encoder.")
+    _require_fit(file, arch, network, ours)
+    network.load_state_dict(ours, strict=False)
     _require_same(file, network, source)
     if channels == len(names) - 1:
         _add_background(network)
@@ -124,11 +120,25 @@ def _open(
         ours, renamed = {re.sub(r"^classifier\.", "segmentation_head.0.", n): t for n, t in tensors.items()}, tensors
     if "classifier.weight" not in renamed:
         raise SdrsegError(f"{file}: has no classifier of {arch}. Name the --arch of the model.")
-    try:
-        source.load_state_dict(ours, strict=False)
-    except RuntimeError as error:
-        raise SdrsegError(f"{file}: does not fit {arch} ({first_line(error)}).") from error
+    _require_fit(file, arch, source, ours)
+    source.load_state_dict(ours, strict=False)
     return source, net, renamed
+
+
+def _require_fit(file: Path, arch: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise an error that names the first tensors that do not fit a module."""
+    known = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    problems = {
+        "missing": [n for n in known if n not in tensors and not n.endswith(COUNTER)],
+        "unexpected": [n for n in tensors if n not in known],
+        "of another shape": [n for n, tensor in tensors.items() if n in known and tensor.shape != known[n]],
+    }
+    if any(problems.values()):
+        details = "; ".join(f"{kind}: {some(names)}" for kind, names in problems.items() if names)
+        raise SdrsegError(
+            f"{file}: does not fit {arch} ({details}). Name another --arch or --encoder; or it was built with other "
+            f"options, and such a model cannot be imported."
+        )
 
 
 def _renamed(name: str) -> str:
