@@ -52,7 +52,7 @@ def extend(
     data: str | Path,
     out: str | Path,
     *,
-    classes: Sequence[str] | None = None,
+    classes: str | Sequence[str] | None = None,
     method: str | None = None,
     step: int | None = None,
     unlabelled: Unlabelled = "background",
@@ -69,9 +69,10 @@ def extend(
 ) -> Extension:
     """Add classes to the last step of a run (or to `step`) and write a new run. Repeat the call to resume.
 
-    `classes`: the classes of the folder `data` to add; by default all that the model does not know. `unlabelled`: what
-    unlabelled pixels are. `negatives`: also train on images without a new class. `replay`: a folder of labelled old
-    images to train on. `images`: a folder of images of the old classes, for the memory of methods that need one.
+    `classes`: the class or classes of the folder `data` to add; by default all that the model does not know.
+    `unlabelled`: what unlabelled pixels are. `negatives`: also train on images without a new class. `replay`: a folder
+    of labelled old images to train on. `protocol`: whether old classes in the masks are hidden (overlapped) or learned
+    (sequential). `images`: a folder of images of the old classes, for the memory of methods that need one.
     `old_data`: old data that have moved, or labelled test images of an imported model. The run is only read.
     """
     folder, out, limits = Path(data), Path(out), Limits(max_forgetting, min_new_iou)
@@ -87,6 +88,7 @@ def extend(
         )
     if protocol not in (None, "overlapped", "sequential"):
         raise UsageError(f"--protocol {protocol}: use overlapped or sequential.")
+    classes = [classes] if isinstance(classes, str) else classes
     new = read_new_data(parent, folder, classes, unlabelled=unlabelled, negatives=negatives, protocol=protocol)
     more = None if replay is None else read_replay(parent, Path(replay), new.classes)
     plan = make_plan(parent, new, more)
@@ -147,8 +149,7 @@ def extend(
     if code := file_digest(job.method):
         identity["method_code"] = code
     summary = carry_out(job, identity, notes=printed, prepare=begin, after_step=after_step)
-    facts = None if before is None else before.to_dict()
-    return Extension(out, plan.step.number, name, tuple(notes), facts, result, summary)
+    return Extension(out, plan.step.number, name, tuple(notes), result.get("forecast"), result, summary)
 
 
 def _option_args(options: Mapping[str, Any], config: Config, usual: Config) -> list[str]:
