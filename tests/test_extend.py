@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import inspect
 import json
 import os
 import re
@@ -36,6 +37,7 @@ from sdrseg.extend.plan import DEFAULTS
 from sdrseg.extend.run import extend
 from sdrseg.extend.show import show_extension
 from sdrseg.methods import METHODS
+from sdrseg.predict.model import Model
 from sdrseg.reporting import write_report
 from sdrseg.reporting.collect import collect, command_line
 
@@ -67,12 +69,14 @@ def test_a_class_is_added_and_the_old_run_stays_as_it_is(place, tmp_path):
     assert chained == first
     again = score_again(tmp_path / "two")
     assert [r["same"] for r in again] == [True, True]
+    finished = extend(place / "run", place / "white", tmp_path / "two", settings=QUICK, display=Quiet())
+    assert finished.forecast == done.forecast is not None and finished.result == done.result
 
 
 def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place, tmp_path, monkeypatch):
     """Six classes, then one from black and white masks, one from COCO, one from YOLO; the second run is killed."""
     model = sdrseg.load(place / "run")
-    first = model.extend(place / "white", classes=["white"], out=tmp_path / "7", settings=QUICK, display=Quiet())
+    first = model.extend(place / "white", classes="white", out=tmp_path / "7", settings=QUICK, display=Quiet())
     assert first.method == "laps-softmax" and first.result["old_images"] > 0
     given = {"settings": {**QUICK, "run.save_minutes": 0}, "method": "mib"}
     whole = extend(tmp_path / "7", place / "black", tmp_path / "whole", **given, display=Quiet())
@@ -225,7 +229,7 @@ def test_one_image_is_enough_with_a_note(place, tmp_path):
     said = Quiet()
     done = extend(place / "run", tmp_path / "one", tmp_path / "out", settings={"train.epochs": 2}, display=said)
     texts = [str(text) for text in said.said]
-    assert "preset default, learning rate 0 (new rows are fitted)" in texts
+    assert "preset default, the network stays as it is; only the rows of new classes are fitted" in texts
     first, *_, last = (n for n, text in enumerate(texts) if "training image (" in text or "remembering" in text)
     assert "training image (" in texts[first] and "remembering" in texts[last]  # what to expect before any work
     assert any("scored on the training images" in note for note in done.notes)
@@ -280,7 +284,7 @@ def _check_page(run: Path, out: Path, given: list[str]) -> None:
     saved = json.loads((run / "steps/1/extension.json").read_text())
     file, notes = write_report([run], out, images=2)
     page = file.read_text()
-    assert notes == [] and "A threshold is missed." in page and "missed: old classes lose at most -100 points" in page
+    assert notes == [] and "A requirement is missed." in page and "missed: old classes lose at most -100 points" in page
     (command,) = re.findall(r"<code>(sdrseg extend .*?)</code>", page)
     words = shlex.split(html.unescape(command))
     assert words[:3] == ["sdrseg", *given[:2]] and options(words[1:]) == {
@@ -297,8 +301,8 @@ def _check_page(run: Path, out: Path, given: list[str]) -> None:
     worst = [*saved["regressions"], *saved["false_alarms"]]
     assert len(worst) > 0 and part.count('<div class="row"') == len(worst)
     assert part.count('class="mask"') == 3 * len(worst)  # truth, before, after
-    alike = {n: old for n, old in saved["forecast"]["lookalikes"].items() if old}
-    assert ("Similar classes before training" in part) == bool(alike)
+    alike = {n: old for n, old in saved["forecast"]["similar"].items() if old}
+    assert ("Similar old classes" in part) == bool(alike)
     page = write_report([run], out, images=0, overwrite=True)[0].read_text()
     assert worst[0]["id"] in page and '<div class="row"' not in page
     (run / "steps/1/extension.json").unlink()
@@ -390,6 +394,12 @@ def test_images_much_larger_or_smaller_than_the_crops_are_pointed_out(place, tmp
         write(folder / "dataset.toml", 'values = {0 = "background", 255 = "white"}\n')
         notes = read_new_data(parent, folder, None).notes
         assert any(f"shorter side of its images is {side} pixels" in note for note in notes) == said
+
+
+def test_a_model_has_the_options_of_the_function():
+    ours, theirs = (dict(inspect.signature(f).parameters) for f in (Model.extend, extend))
+    del ours["self"], theirs["model"], theirs["step"]  # the step that was loaded
+    assert ours == theirs
 
 
 def test_the_default_of_every_kind_of_model_is_a_method():

@@ -66,7 +66,7 @@ def test_removed_classes_have_no_scores_and_count_as_background(place):
 def test_removed_classes_are_not_part_of_an_extension(place, tmp_path):
     done = extend(place / "without", place / "white", tmp_path / "more", max_forgetting=100.0, **GIVEN)
     assert [c["name"] for c in done.result["old"]] == ["background", "green", "blue", "yellow", "pink", "cyan"]
-    assert done.met and not any("removed" in name for old in done.forecast["lookalikes"].values() for name in old)
+    assert done.met and not any("removed" in name for old in done.forecast["similar"].values() for name in old)
     scored = json.loads((tmp_path / "more/steps/1/metrics.json").read_text())["classes"]
     before = [c["iou"] for c in scored if c["iou"] is not None]
     assert [c["before"] for c in done.result["old"]] == pytest.approx([100 * v for v in before])
@@ -79,7 +79,7 @@ def test_a_removed_class_can_be_added_again(place, tmp_path, method):
     masks_folder(tmp_path / "pink", 5, 24)
     change_classes(place / "run", tmp_path / "without", {}, ["pink"])
     done = extend(tmp_path / "without", tmp_path / "pink", tmp_path / "again", method=method, display=Quiet())
-    assert "pink (removed)" not in done.forecast["lookalikes"]["pink"] and done.result["new_iou"] > 50
+    assert "pink (removed)" not in done.forecast["similar"]["pink"] and done.result["new_iou"] > 50
     model = sdrseg.load(tmp_path / "again")
     assert [c.name for c in model.classes][-3:] == ["pink (removed)", "cyan", "pink"]
     masks = {file: np.array(Image.open(file)) > 0 for file in (tmp_path / "pink/masks").iterdir()}

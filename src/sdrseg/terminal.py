@@ -112,7 +112,11 @@ class TrainingDisplay:
 
     def scored(self, score: Any, oracle: bool) -> None:
         """Print the score after a step; `oracle`: on held-out images with all labels."""
-        self.say(f"step {score.step}: mIoU {_means(score.miou())}" + (f" on held-out images{ORACLE}" if oracle else ""))
+        means = _means(score.miou())
+        found = (
+            f"mIoU {means}" + (f" on held-out images{ORACLE}" if oracle else "") if means else "not scored: no images"
+        )
+        self.say(f"step {score.step}: {found}")
 
     def validated(self, step: int, epoch: int, miou: dict[str, float | None], oracle: bool) -> None:
         """Print a validation score during a step; `miou` may contain "kept", the share of `Kept`."""

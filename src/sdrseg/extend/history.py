@@ -140,14 +140,14 @@ def _renamed(extension: dict[str, Any], named: Mapping[str, str], remove: frozen
 
     forecast = extension["forecast"]
     if forecast is not None:
-        pairs = forecast["lookalikes"].items()
-        lookalikes = {
+        pairs = forecast["similar"].items()
+        similar = {
             rename(n): {rename(o): share for o, share in old.items() if o not in remove}
             for n, old in pairs
             if n not in remove
         }
         images = {rename(n): count for n, count in forecast["images"].items() if n not in remove}
-        forecast = {**forecast, "images": images, "lookalikes": lookalikes}
+        forecast = {**forecast, "images": images, "similar": similar}
     rows = {
         key: [{**one, "name": rename(one["name"])} for one in extension[key] if one["name"] not in remove]
         for key in ("old", "new")

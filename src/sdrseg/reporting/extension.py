@@ -28,7 +28,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class Check:
-    """A threshold, and whether it is met; a value of None could not be measured."""
+    """A requirement, and whether it is met; a value of None could not be measured."""
 
     text: str
     value: float | None
@@ -57,7 +57,7 @@ class Extension:
     held_out_images: int
     ignored: bool  # unlabelled pixels of the new images are not scored
     checks: tuple[Check, ...]
-    lookalikes: tuple[tuple[str, str, float], ...]  # new class, old class, share of the new class's pixels
+    similar: tuple[tuple[str, str, float], ...]  # new class, old class, share of the new class's pixels
     regressions: tuple[Worst, ...]
     false_alarms: tuple[Worst, ...]
     rows: dict[str, Row] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def _read(run: RunRecord, saved: Any) -> Extension:
     if (least := _number(verdict["min_new_iou"])) is not None:
         text = f"new classes reach an IoU of at least {least:g} % on average"
         checks.append(Check(text, reached, reached is not None and reached >= least))
-    lookalikes = {} if saved["forecast"] is None else saved["forecast"]["lookalikes"]
+    similar = {} if saved["forecast"] is None else saved["forecast"]["similar"]
     return Extension(
         label=run.label,
         step=run.last,
@@ -104,7 +104,7 @@ def _read(run: RunRecord, saved: Any) -> Extension:
         held_out_images=int(saved["held_out_images"]),
         ignored=saved.get("unlabelled") == "ignore",
         checks=tuple(checks),
-        lookalikes=tuple((str(n), str(o), float(share)) for n, old in lookalikes.items() for o, share in old.items()),
+        similar=tuple((str(n), str(o), float(share)) for n, old in similar.items() for o, share in old.items()),
         regressions=_worst(run, saved["regressions"]),
         false_alarms=_worst(run, saved["false_alarms"]),
     )
