@@ -19,6 +19,8 @@ from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import SdrsegError
 from sdrseg.extend.history import history
 from sdrseg.extend.imported import import_model
+from sdrseg.extend.parent import read_parent
+from sdrseg.extend.remember import views_of
 from sdrseg.extend.run import extend
 from sdrseg.extend.show import show_extension
 
@@ -85,13 +87,13 @@ def test_old_data_that_do_not_fit_are_an_error(place, moved):
     assert not (moved / "out").exists()
 
 
-def test_a_changed_and_a_missing_test_image_are_left_out_alone(place, moved):
+@pytest.mark.parametrize("gone", ["images", "masks"])
+def test_a_changed_and_a_missing_test_image_are_left_out_alone(place, moved, gone):
     done = extend(moved / "run", place / "white", moved / "all", old_data=moved / "moved", **GIVEN)
     images = json.loads((moved / "run/scenario.json").read_text())["steps"][0]["test_ids"]
     assert done.result["old_images"] == len(images) == 12
     save(moved / f"moved/masks/{images[0]}.png", np.ones((SIDE, SIDE)))
-    for kind in ("images", "masks"):
-        (moved / f"moved/{kind}/{images[1]}.png").unlink()
+    (moved / f"moved/{gone}/{images[1]}.png").unlink()
     done = extend(moved / "run", place / "white", moved / "rest", old_data=moved / "moved", **GIVEN)
     assert done.result["old_images"] == 10
     assert "1 of 12 old test images has changed and is left out" in done.notes
@@ -115,6 +117,7 @@ def test_an_imported_model_is_scored_on_the_old_data_that_are_named(place, tmp_p
     assert done.result["old_images"] == 12 and all(c["lost"] is not None for c in done.result["old"]) and not done.notes
     assert [r["same"] for r in score_again(tmp_path / "two")] == [True, True]
     assert [step["data"] for step in history(tmp_path / "two")["steps"]] == ["–", str(place / "white")]
+    assert views_of(read_parent(tmp_path / "two"), None) is None  # no image of step 0 to learn from
     later = extend(tmp_path / "none", place / "black", tmp_path / "three", old_data=place / "base", **more)
     assert all(c["lost"] is not None for c in later.result["old"])
     with pytest.raises(SdrsegError, match=r"--old-data .*: none of its classes \(white\) is a class of the model"):

@@ -80,14 +80,14 @@ def views_of(parent: Parent, images: Path | None) -> Views | None:
         ids = (*source.ids("train"), *source.ids("val"))
         return Views(source, ids, table, True, f"labelled images in {images}")
     parts = [replace(part, train=("train",), val=()) for part in parent.parts if part.available]
-    if not parts or parts[0].step > 0:
-        return None
     source = Extended(parent.scenario.classes, parts)
     available = set(source.ids("train"))
+    if not available.intersection(parent.scenario[0].train_ids):  # later steps do not label the classes of step 0
+        return None
     ids = tuple(sorted({id for step in parent.scenario for id in step.train_ids if id in available}))
     table[: len(parent.scenario.classes)] = 0
     table[list(channels)] = range(len(channels))
-    return Views(source, ids, table, True, "training images of the run") if ids else None
+    return Views(source, ids, table, True, "training images of the run")
 
 
 def _labelled(folder: Path, names: Sequence[str]) -> Source | None:

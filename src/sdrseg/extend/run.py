@@ -139,9 +139,9 @@ def extend(
 
     def after_step(score: StepScore) -> None:
         if score.step == plan.step.number:
-            if job.processes.rank == 0:
-                result.update(_reviewed(job, plan, score, before, limits, command))
-            job.fabric.barrier()
+            first = job.processes.rank == 0
+            found = _reviewed(job, plan, score, before, limits, command) if first else None
+            result.update(job.fabric.broadcast(found))
 
     printed = [*notes, *(before.sentences() if before is not None else [])]
     identity: dict[str, Any] = {"spec": str(plan.scenario.spec), "method": name, "preset": "default", "recipe": RECIPE}
