@@ -17,6 +17,7 @@ from runs import Quiet
 from sdrseg.datasets.extended import read_chain
 from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import SdrsegError
+from sdrseg.extend.branches import branches
 from sdrseg.extend.history import history
 from sdrseg.extend.imported import import_model
 from sdrseg.extend.parent import read_parent
@@ -64,6 +65,22 @@ def test_old_data_restores_what_an_earlier_extension_did_without(place, moved):
     done = extend(moved / "7", place / "black", moved / "8", old_data=moved / "moved", max_forgetting=100.0, **GIVEN)
     assert done.met and all(c["lost"] is not None for c in done.result["old"]) and not done.notes
     assert [r["same"] for r in score_again(moved / "8")][1:] == [True, True]
+
+
+def test_false_alarms_count_only_in_images_with_a_background(place, moved):
+    """The held-out images of white label white alone: black everywhere else is no false alarm in them."""
+    given = {**GIVEN, "unlabelled": "ignore", "min_new_iou": 1.0, "settings": {**QUICK, "train.epochs": 8}}
+    done = extend(moved / "7", place / "black", moved / "8", **given)
+    assert done.result["new"] == [{"name": "black", "iou": None, "found": 100.0}] and not done.met
+
+
+def test_branches_with_different_old_images_are_told_apart(place, moved):
+    extend(moved / "7", place / "black", moved / "without", **GIVEN)
+    extend(moved / "7", place / "black", moved / "with", old_data=moved / "moved", **GIVEN)
+    found = branches(moved / "without", moved / "with")
+    assert not found["same_images"]
+    white = next(c for c in found["classes"] if c["name"] == "white")
+    assert found["mean"] == {key: white[key] for key in ("fork", "first", "second")}  # scored in all of them
 
 
 def test_old_data_can_be_those_of_a_later_step(place, moved):

@@ -103,6 +103,12 @@ class Plan:
     def step(self) -> Step:
         return self.scenario[-1]
 
+    @property
+    def counts_false_alarms(self) -> bool:
+        """Whether some scored image has labelled background, so that predicting a new class everywhere is punished."""
+        whole = (self.source.labelled(id) is None for id in self.parent.test_ids)
+        return self.new.unlabelled == "background" or any(whole)
+
 
 def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]] | None) -> Plan:
     """Combine old and new data and append a step."""

@@ -62,8 +62,7 @@ def review(
         }
         for c in kept
     ]
-    # a model that predicts a new class everywhere must not get a perfect score
-    measured = plan.new.unlabelled == "background" or score.confusion[:n_old].any()
+    measured = plan.counts_false_alarms
     new = [
         {"name": names[c], "iou": _points(score.iou[c]) if measured else None, "found": _points(score.accuracy[c])}
         for c in range(n_old, len(names))

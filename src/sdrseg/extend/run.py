@@ -175,8 +175,8 @@ def _old_data_notes(parent: Parent) -> list[str]:
 def _ignored_notes(job: Job, plan: Plan) -> list[str]:
     """What --unlabelled ignore means for training and scores."""
     notes = ["unlabelled pixels are ignored, so false alarms in the new images are not counted"]
-    if not plan.parent.test_ids:
-        notes[0] += " and, without old test images, --min-new-iou cannot be measured"
+    if not plan.counts_false_alarms:
+        notes[0] += " and, without old test images of step 0, --min-new-iou cannot be measured"
     method = job.method(job.config.of_step(plan.step.number), job.processes)
     if method.iterates(plan.step.number) and not method.needs_teacher:
         notes.append(

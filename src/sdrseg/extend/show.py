@@ -58,7 +58,7 @@ def _new_classes(result: dict[str, Any]) -> str:
     if not ignored:
         return ""
     found = ", ".join(f"{c['found']:.1f} % of {c['name']}" for c in result["new"] if c["found"] is not None)
-    why = "with --unlabelled ignore, false alarms count only in old test images"
+    why = "with --unlabelled ignore, false alarms count only in old test images of step 0"
     return f"{found} is found ({counted}), but an IoU cannot be measured: {why}"
 
 
