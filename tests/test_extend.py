@@ -264,6 +264,7 @@ def test_replay_the_exit_code_and_the_report(place, tmp_path):
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 3 and "verdict: MISSED: forgetting is" in done.output, done.output
     assert "held-out images and 12 old test images)" in done.output
+    assert "also contains the old test images" in " ".join(done.output.split())
     scenario = json.loads((tmp_path / "two/scenario.json").read_text())
     source = Extended.open(tmp_path / "two", Config())
     replayed = [id for id in scenario["steps"][1]["train_ids"] if id.startswith("replay1/")]
@@ -342,6 +343,8 @@ def test_a_class_that_is_predicted_everywhere_does_not_pass_if_false_alarms_are_
     assert any("warning: ft has nothing that keeps" in note for note in alone.notes)
     show_extension(alone, json=False)
     assert "100.0 % of white is found" in capsys.readouterr().out
+    page = write_report([tmp_path / "alone"], tmp_path / "report.html")[0].read_text()
+    assert "unlabelled pixels of the new images are ignored" in page
     both = extend(place / "run", place / "white", tmp_path / "both", min_new_iou=50.0, **given)
     assert both.result["new_iou"] < 50 and not both.met  # false alarms in old test images
     show_extension(both, json=False)
@@ -360,7 +363,7 @@ def test_the_best_epoch_also_keeps_what_is_predicted_elsewhere(place, tmp_path):
     scored = {entry["epoch"]: entry for entry in log if entry["event"] == "validate"}
     scores = {epoch: entry["miou"]["all"] * entry["kept"] for epoch, entry in scored.items()}
     (best,) = (entry for entry in log if entry["event"] == "best")
-    assert best["miou"] == max(scores.values()) == scores[best["epoch"]]
+    assert best["score"] == max(scores.values()) == scores[best["epoch"]]
     result = json.loads((tmp_path / "two/steps/1/extension.json").read_text())
     assert result["kept_elsewhere"] == pytest.approx(scored[best["epoch"]]["kept"])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.config import Config, write_setting
-from sdrseg.datasets.extended import write_chain
+from sdrseg.datasets.extended import Part, write_chain
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.class_weights import require_class_weights
 from sdrseg.engine.job import Job, make_job, removed_classes
@@ -108,7 +108,7 @@ def extend(
     job.replays, job.data, job.earlier_digests = more is not None, folder, parent.digests
     job.removed = removed_classes(parent.scenario[-1], parent.meta)
     job.silenced = tuple(added_again(parent, new.names))
-    notes = [*new.notes, *_old_data_notes(parent)]
+    notes = [*new.notes, *_old_data_notes(parent, more)]
     needs = not needed(job.method(config.of_step(plan.step.number), job.processes)) <= known
     if needs and views is None:
         notes.append(
@@ -160,8 +160,13 @@ def _option_args(options: Mapping[str, Any], config: Config, usual: Config) -> l
     return [arg for pair in pairs for arg in pair]
 
 
-def _old_data_notes(parent: Parent) -> list[str]:
+def _old_data_notes(parent: Parent, replay: tuple[Part, Sequence[str]] | None) -> list[str]:
     notes = list(parent.notes)
+    if replay is not None and replay[0].data in [part.data for part in parent.parts if part.available]:
+        notes.append(
+            f"--replay {replay[0].data} also contains the old test images, so the scores of old classes are too "
+            f"optimistic. Name a folder without them."
+        )
     if not parent.parts:
         notes.append(
             "the model was imported without test images, so forgetting cannot be measured. Add --old-data FOLDER with "
