@@ -9,6 +9,8 @@ import numpy as np
 import yaml
 
 from formats import save, write
+from runs import Quiet
+from sdrseg.engine.run import train
 
 NAMES = ("background", "red", "green", "blue", "yellow", "pink", "cyan", "white", "black", "orange")
 COLOURS = np.array(
@@ -25,6 +27,23 @@ COLOURS = np.array(
         [250, 140, 20],
     ]
 )
+SMALL = {
+    "net.encoder": "toy16",
+    "net.weights": "none",
+    "net.decoder": "deeplabv3",
+    "net.output_stride": 8,
+    "net.bn_momentum_encoder": 0.1,
+    "data.crop": 32,
+    "data.scale": [0.9, 1.1],
+    "train.epochs": 12,
+    "train.batch_size": 8,
+    "optim.lr": 0.05,
+    "optim.lr_later": 0.02,
+    "optim.decoder_lr_factor": 1.0,
+    "optim.decoder_lr_factor_later": 1.0,
+    "run.loggers": [],
+}
+QUICK = {"train.epochs": 1, "train.best_every": 0, "train.patience": 0}
 SIDE = 32
 Boxes = list[tuple[int, int, int, int, int]]  # class, left, top, right, bottom
 
@@ -59,6 +78,15 @@ def base_folder(root: Path, images: int = 60, classes: Sequence[int] = (1, 2, 3,
         save(root / f"images/i{n:03}.png", picture(boxes, n))
         save(root / f"masks/i{n:03}.png", mask_of(boxes))
     write(root / "dataset.toml", f"classes = {list(NAMES[: max(classes) + 1])}\n")
+    return root
+
+
+def base_run(root: Path) -> Path:
+    """A folder `base` of six classes and a `run` on it."""
+    base_folder(root / "base")
+    train(
+        "folder:offline", "ft", root / "run", data=root / "base", settings=SMALL, bases=root / "bases", display=Quiet()
+    )
     return root
 
 

@@ -39,7 +39,7 @@ def test_the_best_model_of_each_step_is_kept(tmp_path, scores):
     given |= {0: [0.1, 0.4, 0.3, 0.2], 1: [0.1, 0.2, 0.2, 0.5]}
     folder = tmp_path / "run"
     run(folder, "ft", *HELD, spec=SPEC)
-    assert [(e["step"], e["epoch"], e["miou"]) for e in events(folder, "best")] == [(0, 2, 0.4), (1, 4, 0.5)]
+    assert [(e["step"], e["epoch"], e["score"]) for e in events(folder, "best")] == [(0, 2, 0.4), (1, 4, 0.5)]
     first = {s: load_first_parameter(folder, s) for s in (0, 1)}
     assert first == {0: pytest.approx(seen[0][1]), 1: pytest.approx(seen[1][3])}
     assert len(set(seen[0])) == 4  # every epoch is another model

@@ -60,7 +60,7 @@ def program(monkeypatch, *words: str) -> None:
 
 def test_the_python_examples():
     code = blocks("python-api.md", "python")
-    assert len(code) == 7
+    assert len(code) == 8
     exec(compile("\n".join(code), "python-api.md", "exec"), {"__name__": "example"})
     assert Image.open("mask.png").size == (200, 120) and Path("overlay.png").is_file()
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import html
+import inspect
 import json
+import os
 import re
 import shlex
+import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +19,9 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import sdrseg
-from extend_data import NAMES, SIDE, base_folder, coco_folder, masks_folder, yolo_folder
+from extend_data import NAMES, QUICK, SIDE, SMALL, base_folder, base_run, coco_folder, masks_folder, yolo_folder
 from formats import save, write
-from runs import Quiet
+from runs import Quiet, forked
 from sdrseg.cli import app
 from sdrseg.config import Config
 from sdrseg.datasets.extended import Extended
@@ -31,40 +35,20 @@ from sdrseg.extend.newdata import read_new_data
 from sdrseg.extend.parent import read_parent
 from sdrseg.extend.plan import DEFAULTS
 from sdrseg.extend.run import extend
+from sdrseg.extend.show import show_extension
 from sdrseg.methods import METHODS
+from sdrseg.predict.model import Model
 from sdrseg.reporting import write_report
 from sdrseg.reporting.collect import collect, command_line
-
-SMALL = {
-    "net.encoder": "toy16",
-    "net.weights": "none",
-    "net.decoder": "deeplabv3",
-    "net.output_stride": 8,
-    "net.bn_momentum_encoder": 0.1,
-    "data.crop": 32,
-    "data.scale": [0.9, 1.1],
-    "train.epochs": 12,
-    "train.batch_size": 8,
-    "optim.lr": 0.05,
-    "optim.lr_later": 0.02,
-    "optim.decoder_lr_factor": 1.0,
-    "optim.decoder_lr_factor_later": 1.0,
-    "run.loggers": [],
-}
-QUICK = {"train.epochs": 1, "train.best_every": 0, "train.patience": 0}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     """A base of six classes in `run`, and folders of new classes in three formats."""
-    root = tmp_path_factory.mktemp("extend")
-    base_folder(root / "base")
+    root = base_run(tmp_path_factory.mktemp("extend"))
     masks_folder(root / "white", 7)
     coco_folder(root / "black", 8)
     yolo_folder(root / "orange", 9)
-    train(
-        "folder:offline", "ft", root / "run", data=root / "base", settings=SMALL, bases=root / "bases", display=Quiet()
-    )
     return root
 
 
@@ -85,28 +69,35 @@ def test_a_class_is_added_and_the_old_run_stays_as_it_is(place, tmp_path):
     assert chained == first
     again = score_again(tmp_path / "two")
     assert [r["same"] for r in again] == [True, True]
+    finished = extend(place / "run", place / "white", tmp_path / "two", settings=QUICK, display=Quiet())
+    assert finished.forecast == done.forecast is not None and finished.result == done.result
 
 
-def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place, tmp_path):
-    """Six classes, then one from black and white masks, one from COCO, one from YOLO; the second run is stopped."""
+def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place, tmp_path, monkeypatch):
+    """Six classes, then one from black and white masks, one from COCO, one from YOLO; the second run is killed."""
     model = sdrseg.load(place / "run")
-    first = model.extend(place / "white", classes=["white"], out=tmp_path / "7", settings=QUICK, display=Quiet())
+    first = model.extend(place / "white", classes="white", out=tmp_path / "7", settings=QUICK, display=Quiet())
     assert first.method == "laps-softmax" and first.result["old_images"] > 0
     given = {"settings": {**QUICK, "run.save_minutes": 0}, "method": "mib"}
     whole = extend(tmp_path / "7", place / "black", tmp_path / "whole", **given, display=Quiet())
 
-    class KilledError(Exception):
-        pass
-
     class Dying(Quiet):
         def update(self, entry):
             if entry["iteration"] == 2:
-                raise KilledError
+                os.kill(os.getpid(), signal.SIGKILL)
 
     given["settings"]["run.log_every"] = 1
-    with pytest.raises(KilledError):
-        extend(tmp_path / "7", place / "black", tmp_path / "8", **given, display=Dying())
+    child = forked(lambda: extend(tmp_path / "7", place / "black", tmp_path / "8", **given, display=Dying()))
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     assert not (tmp_path / "8/steps/2/meta.json").exists() and (tmp_path / "8/state").exists()
+    monkeypatch.chdir(tmp_path)
+    note = "step 2 is not finished; step 1 is used"
+    save(Path("picture.png"), np.zeros((32, 32, 3)))
+    for words in (["predict", "8", "picture.png", "--out", "masks"], ["export", "8", "--out", "8.onnx"]):
+        said = CliRunner().invoke(app, words)
+        assert f"note: {note}" in said.output, said.output
+    assert read_parent(Path("8")).notes == (note,) and read_parent(Path("8"), 1).notes == ()
+    assert sdrseg.load("8", 1).facts["note"] is None
     again = Quiet()
     done = extend(tmp_path / "7", place / "black", tmp_path / "8", **given, display=again)
     assert any("resuming at iteration" in str(text) for text in again.said)
@@ -238,7 +229,7 @@ def test_one_image_is_enough_with_a_note(place, tmp_path):
     said = Quiet()
     done = extend(place / "run", tmp_path / "one", tmp_path / "out", settings={"train.epochs": 2}, display=said)
     texts = [str(text) for text in said.said]
-    assert "preset default, learning rate 0 (new rows are fitted)" in texts
+    assert "preset default, the network stays as it is; only the rows of new classes are fitted" in texts
     first, *_, last = (n for n, text in enumerate(texts) if "training image (" in text or "remembering" in text)
     assert "training image (" in texts[first] and "remembering" in texts[last]  # what to expect before any work
     assert any("scored on the training images" in note for note in done.notes)
@@ -273,6 +264,7 @@ def test_replay_the_exit_code_and_the_report(place, tmp_path):
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 3 and "verdict: MISSED: forgetting is" in done.output, done.output
     assert "held-out images and 12 old test images)" in done.output
+    assert "also contains the old test images" in " ".join(done.output.split())
     scenario = json.loads((tmp_path / "two/scenario.json").read_text())
     source = Extended.open(tmp_path / "two", Config())
     replayed = [id for id in scenario["steps"][1]["train_ids"] if id.startswith("replay1/")]
@@ -293,7 +285,7 @@ def _check_page(run: Path, out: Path, given: list[str]) -> None:
     saved = json.loads((run / "steps/1/extension.json").read_text())
     file, notes = write_report([run], out, images=2)
     page = file.read_text()
-    assert notes == [] and "A threshold is missed." in page and "missed: old classes lose at most -100 points" in page
+    assert notes == [] and "A requirement is missed." in page and "missed: old classes lose at most -100 points" in page
     (command,) = re.findall(r"<code>(sdrseg extend .*?)</code>", page)
     words = shlex.split(html.unescape(command))
     assert words[:3] == ["sdrseg", *given[:2]] and options(words[1:]) == {
@@ -310,8 +302,8 @@ def _check_page(run: Path, out: Path, given: list[str]) -> None:
     worst = [*saved["regressions"], *saved["false_alarms"]]
     assert len(worst) > 0 and part.count('<div class="row"') == len(worst)
     assert part.count('class="mask"') == 3 * len(worst)  # truth, before, after
-    alike = {n: old for n, old in saved["forecast"]["lookalikes"].items() if old}
-    assert ("Similar classes before training" in part) == bool(alike)
+    alike = {n: old for n, old in saved["forecast"]["similar"].items() if old}
+    assert ("Similar old classes" in part) == bool(alike)
     page = write_report([run], out, images=0, overwrite=True)[0].read_text()
     assert worst[0]["id"] in page and '<div class="row"' not in page
     (run / "steps/1/extension.json").unlink()
@@ -337,6 +329,43 @@ def test_what_is_not_labelled_can_be_ignored_and_negatives_be_trained_on(place, 
     old = sum(source.mask(id).size for id in source.ids("val") if not id.startswith("step1/"))
     white = sum(int((source.mask(id) == 7).sum()) for id in source.ids("val"))
     assert np.sum(step["confusion"]) == old + white and done.result["kept_elsewhere"] is not None
+
+
+def test_a_class_that_is_predicted_everywhere_does_not_pass_if_false_alarms_are_ignored(place, tmp_path, capsys):
+    """Without a labelled pixel outside the new class, its IoU would be the share of its pixels that are found."""
+    shutil.copytree(place / "run", tmp_path / "run")
+    (tmp_path / "run/environment.json").write_text("[]")  # the folder of the old data is not known
+    given = {"unlabelled": "ignore", "method": "ft", "settings": {**QUICK, "train.epochs": 8}, "display": Quiet()}
+    alone = extend(tmp_path / "run", place / "white", tmp_path / "alone", min_new_iou=10.0, **given)
+    assert alone.result["new"] == [{"name": "white", "iou": None, "found": 100.0}] and not alone.met
+    assert alone.result["verdict"]["missed"] == ["IoU of the new classes could not be measured, the minimum is 10"]
+    assert any("--min-new-iou cannot be measured" in note for note in alone.notes)
+    assert any("warning: ft has nothing that keeps" in note for note in alone.notes)
+    show_extension(alone, json=False)
+    assert "100.0 % of white is found" in capsys.readouterr().out
+    page = write_report([tmp_path / "alone"], tmp_path / "report.html")[0].read_text()
+    assert "unlabelled pixels of the new images are ignored" in page
+    both = extend(place / "run", place / "white", tmp_path / "both", min_new_iou=50.0, **given)
+    assert both.result["new_iou"] < 50 and not both.met  # false alarms in old test images
+    show_extension(both, json=False)
+    assert "; false alarms in the new images are not counted)" in capsys.readouterr().out
+    given |= {"method": "mib", "settings": QUICK}
+    assert not any(
+        "warning" in note for note in extend(place / "run", place / "white", tmp_path / "mib", **given).notes
+    )
+
+
+def test_the_best_epoch_also_keeps_what_is_predicted_elsewhere(place, tmp_path):
+    """If unlabelled pixels are ignored, white spreads: all of it is found, and everything else is lost."""
+    given = {"unlabelled": "ignore", "method": "ft", "settings": {"train.epochs": 12, "train.best_every": 1}}
+    extend(place / "run", place / "white", tmp_path / "two", **given, display=Quiet())
+    log = [json.loads(line) for line in (tmp_path / "two/log.jsonl").read_text().splitlines()]
+    scored = {entry["epoch"]: entry for entry in log if entry["event"] == "validate"}
+    scores = {epoch: entry["miou"]["all"] * entry["kept"] for epoch, entry in scored.items()}
+    (best,) = (entry for entry in log if entry["event"] == "best")
+    assert best["score"] == max(scores.values()) == scores[best["epoch"]]
+    result = json.loads((tmp_path / "two/steps/1/extension.json").read_text())
+    assert result["kept_elsewhere"] == pytest.approx(scored[best["epoch"]]["kept"])
 
 
 def test_a_sigmoid_model_is_extended_by_laps_and_exported_with_its_names(place, tmp_path):
@@ -368,6 +397,12 @@ def test_images_much_larger_or_smaller_than_the_crops_are_pointed_out(place, tmp
         write(folder / "dataset.toml", 'values = {0 = "background", 255 = "white"}\n')
         notes = read_new_data(parent, folder, None).notes
         assert any(f"shorter side of its images is {side} pixels" in note for note in notes) == said
+
+
+def test_a_model_has_the_options_of_the_function():
+    ours, theirs = (dict(inspect.signature(f).parameters) for f in (Model.extend, extend))
+    del ours["self"], theirs["model"], theirs["step"]  # the step that was loaded
+    assert ours == theirs
 
 
 def test_the_default_of_every_kind_of_model_is_a_method():

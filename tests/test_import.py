@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,6 @@ from torchvision.models import segmentation
 
 import sdrseg
 from extend_data import masks_folder
-from runs import Quiet
 from sdrseg.datasets.augment import normalise
 from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import SdrsegError, UsageError
@@ -37,8 +37,11 @@ def saved(model: torch.nn.Module, file) -> torch.nn.Module:
 
 @torch.inference_mode()
 def test_torchvisions_deeplab_gives_the_same_logits(tmp_path):
+    """A checkpoint as torchvision's reference scripts save it, with their options."""
     file = tmp_path / "tv.pth"
     model = saved(segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=3), file)
+    options = Namespace(model="deeplabv3_resnet50", lr=0.01, device="cuda")
+    torch.save({"model": model.state_dict(), "optimizer": {"state": {}}, "epoch": 3, "args": options}, file)
     assert import_model(file, tmp_path / "run", "deeplabv3_resnet50", ["background", "cat", "dog"]) == []
     ours = sdrseg.load(tmp_path / "run", device="cpu")
     assert [c.name for c in ours.classes] == ["background", "cat", "dog"]
@@ -48,7 +51,7 @@ def test_torchvisions_deeplab_gives_the_same_logits(tmp_path):
 
 
 @pytest.mark.parametrize("arch", ["unet", "deeplabv3", "deeplabv3plus"])
-def test_smps_models_say_the_same_and_can_be_extended(tmp_path, arch):
+def test_smps_models_say_the_same_and_can_be_extended(tmp_path, arch, capsys):
     """smp's DeepLabs enlarge their logits with align_corners=True, and so does what is imported."""
     file = tmp_path / "smp.safetensors"
     model = saved(smp.create_model(arch, "resnet18", encoder_weights=None, classes=1), file)
@@ -68,8 +71,10 @@ def test_smps_models_say_the_same_and_can_be_extended(tmp_path, arch):
             score_again(tmp_path / "run")
         masks_folder(tmp_path / "white", 7, 4)
         quick = {"train.epochs": 1, "train.best_every": 0, "train.patience": 0, "run.loggers": []}
-        done = extend(tmp_path / "run", tmp_path / "white", tmp_path / "two", settings=quick, display=Quiet())
+        done = extend(tmp_path / "run", tmp_path / "white", tmp_path / "two", settings=quick)
+        assert "step 0: not scored: no images" in capsys.readouterr().err
         assert done.method == "sdr" and any("works without" in note for note in done.notes)
+        assert [score["step"] for score in score_again(tmp_path / "two")] == [0, 1]
         assert [c.name for c in sdrseg.load(tmp_path / "two").classes] == ["background", "crack", "white"]
 
 
@@ -83,14 +88,20 @@ def test_a_failed_import_is_explained(tmp_path):
         ("unet", ["a", "a", "b"], known, "Name each channel once"),
         ("unett", names, known, "did you mean 'unet'"),
         ("unet", names, {}, "needs an --encoder"),
-        ("unet", names, {"encoder": "resnet34"}, "does not fit unet"),
-        ("deeplabv3_resnet50", names, {}, "does not fit|has no classifier"),
+        ("unet", names, {"encoder": "resnet34"}, r"missing: encoder\.layer1\.2\.conv1\.weight, .*other options"),
+        ("fpn", names, known, r"does not fit fpn \(missing: .*unexpected: .*of another shape: "),
+        ("deeplabv3_resnet50", names, {}, r"does not fit deeplabv3_resnet50 \(missing: backbone\."),
     ):
         with pytest.raises(SdrsegError, match=match):
             import_model(file, tmp_path / "out", arch, given, **options)
     assert not (tmp_path / "out").exists()
     with pytest.raises(SdrsegError, match=r"nothing\.pth: no such file\.$"):
         import_model(tmp_path / "nothing.pth", tmp_path / "out", "unet", names, **known)
+    state = segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=3).state_dict()
+    state["backbone.conv1.weight"] = torch.zeros(64, 1, 7, 7)
+    torch.save(state, tmp_path / "grey.pth")
+    with pytest.raises(SdrsegError, match=r"of another shape: backbone\.conv1\.weight\)\. Name another --arch"):
+        import_model(tmp_path / "grey.pth", tmp_path / "out", "deeplabv3_resnet50", names)
     torch.save({"model": object}, tmp_path / "code.pth")
     with pytest.raises(SdrsegError, match=r"code\.pth: not a file of tensors\. Files that execute code"):
         import_model(tmp_path / "code.pth", tmp_path / "out", "unet", names, **known)
@@ -114,6 +125,17 @@ def test_a_network_that_computes_otherwise_is_refused(tmp_path, monkeypatch, lib
     with pytest.raises(SdrsegError, match=r"differ by .* more than 0\.0001"):
         import_model(file, tmp_path / "run", arch, ["background", "cat"], encoder=encoder)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_first_class_that_is_no_background_is_pointed_out(tmp_path):
+    saved(smp.create_model("unet", "resnet18", encoder_weights=None, classes=3), tmp_path / "smp.pth")
+    for names, expected in (
+        (("red", "green", "blue"), ["--classes background,red,green,blue"]),
+        (("Background", "red", "green"), []),
+    ):
+        notes = import_model(tmp_path / "smp.pth", tmp_path / names[0], "unet", names, encoder="resnet18")
+        assert [note.partition("write ")[2] for note in notes] == expected
+        assert all(note.startswith("'red' is taken as the background; if the model has none") for note in notes)
 
 
 def test_a_model_without_background_gets_a_channel_of_zeros(tmp_path):

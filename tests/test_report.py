@@ -12,6 +12,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,8 +27,8 @@ from sdrseg.errors import SdrsegError
 from sdrseg.methods import method_layers
 from sdrseg.reporting import write_report
 from sdrseg.reporting.collect import collect, command_line
-from sdrseg.reporting.latent import normalised_counts, project
-from sdrseg.reporting.pictures import choose, open_data
+from sdrseg.reporting.latent import measure, normalised_counts, project
+from sdrseg.reporting.pictures import ModelOutput, choose, open_data
 from sdrseg.scenario import SOURCES
 
 VOID_TAGS = {"meta", "img", "input", "link", "br", "hr"}
@@ -453,6 +454,12 @@ def test_activations_are_divided_by_the_maximum_of_their_class_in_the_image():
     for value in (1 / 4, 4 / 4, 2 / 2, 0.5 / 2):  # class 2 is all zero and void takes no part
         expected[min(24, int(value * 25))] += 1
     assert np.array_equal(counts, expected)
+
+
+def test_images_without_a_labelled_cell_have_no_projection():
+    void = torch.full((1, 2, 2), 255, dtype=torch.uint8)
+    outputs = [ModelOutput(step, None, np.zeros((16, 16), np.uint8), torch.rand(1, 4, 2, 2), void) for step in (0, 1)]
+    assert measure(outputs, SimpleNamespace(last=1), 3).projection is None
 
 
 def test_the_projection_has_one_basis_for_both():

@@ -123,7 +123,13 @@ def export_model(
     report = _compare(network, model, content, [(str(i), read_pixels(i.path)[0]) for i in inputs])
     with atomic_writer(out) as file:
         file.write(content)
-    return {"file": str(out), "bytes": len(content), "step": model.facts["step"], **report}
+    return {
+        "file": str(out),
+        "bytes": len(content),
+        "step": model.facts["step"],
+        "note": model.facts["note"],
+        **report,
+    }
 
 
 def metadata(model: Model) -> dict[str, Any]:
@@ -242,4 +248,6 @@ def show_export(report: dict[str, Any], as_json: bool) -> None:
     rows = [[r["image"], *(f"{r[n]:.2g}" for n in names), r["pixels_of_another_class"]] for r in report["checked"]]
     headers = ["image", "largest difference of logits", "largest logit", "pixels of another class"]
     print_table("onnxruntime against PyTorch, both in float32 on the CPU", headers, rows)
+    if report["note"]:
+        print(f"note: {report['note']}")
     print(f"step {report['step']}, {report['bytes'] / 1e6:.1f} MB: {report['file']}")

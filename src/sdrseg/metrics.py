@@ -30,6 +30,15 @@ def pixel_accuracy(confusion: Matrix) -> Values:
     return np.where(truth > 0, np.diag(confusion) / np.maximum(truth, 1), np.nan)
 
 
+def as_background(confusion: Matrix, channels: Sequence[int]) -> Matrix:
+    """The matrix with some channels, those of removed classes, counted as background: as truth and as prediction."""
+    to = np.arange(len(confusion))
+    to[list(channels)] = 0
+    merged = np.zeros_like(confusion)
+    np.add.at(merged, (to[:, None], to), confusion)
+    return merged
+
+
 def mean_of(values: Values, channels: Sequence[int]) -> float | None:
     """The mean over some channels, those without a value left out; None if none has one."""
     chosen = values[list(channels)]
@@ -40,13 +49,15 @@ def mean_of(values: Values, channels: Sequence[int]) -> float | None:
 @dataclass(frozen=True)
 class StepScore:
     """The scores after a step. `base`: the number of channels of step 0, background included. `unknown`: channels that
-    no scored image labels; pixels in their rows are only counted against other classes."""
+    no scored image labels; pixels in their rows are only counted against other classes. `removed`: channels of removed
+    classes, which the matrix counts as background."""
 
     step: int
     names: tuple[str, ...]
     base: int
     confusion: Matrix
     unknown: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
 
     @property
     def iou(self) -> Values:
@@ -88,15 +99,17 @@ class StepScore:
                 | {"pixels": int(self.confusion[c].sum())}
                 for c, name in enumerate(self.names)
             ],
-            "left_out": [name for name, value in zip(self.names, self.iou, strict=True) if np.isnan(value)],
+            "left_out": [name for c, name in enumerate(self.names) if np.isnan(self.iou[c]) and c not in self.removed],
             "confusion": self.confusion.tolist(),
-        } | ({"unknown": list(self.unknown)} if self.unknown else {})
+            **{key: list(v) for key in ("unknown", "removed") if (v := getattr(self, key))},
+        }
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> StepScore:
         names = tuple(c["name"] for c in saved["classes"])
         matrix = np.array(saved["confusion"], np.int64)
-        return cls(saved["step"], names, saved["base"], matrix, tuple(saved.get("unknown", ())))
+        unknown, removed = (tuple(saved.get(key, ())) for key in ("unknown", "removed"))
+        return cls(saved["step"], names, saved["base"], matrix, unknown, removed)
 
 
 def harmonic(old: float | None, new: float | None) -> float | None:

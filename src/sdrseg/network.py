@@ -8,7 +8,7 @@ align_corners=True; the logits are upsampled here, as `net.align_corners` says.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import segmentation_models_pytorch as smp
@@ -26,6 +26,8 @@ from sdrseg.network_parts import OfficialDecoder, PooledBranch, Upsample, place_
 REFUSED = {"dpt": "its decoder is more than one convolution and needs tokens in addition to features"}
 DECODERS = (*sorted(set(smp.MODEL_ARCHITECTURES_MAPPING) - set(REFUSED)), "official")
 """Possible values of `net.decoder`."""
+SILENT = -1e4
+"""The logit of a silenced channel."""
 
 
 class Output(NamedTuple):
@@ -137,6 +139,13 @@ class Network(nn.Module):
         wide.weight[:, : old.in_channels], wide.bias[:] = old.weight, old.bias
         self.classifier = wide.to(old.weight.device, old.weight.dtype)
         self.shortcut.to(old.weight.device, old.weight.dtype)
+
+    @torch.no_grad()
+    def silence(self, channels: Sequence[int]) -> None:
+        """Set the logits of some channels to a constant so low that they are never predicted."""
+        for rows, value in ((self.classifier.weight, 0.0), (self.classifier.bias, SILENT)):
+            assert rows is not None
+            rows[list(channels)] = value
 
     def place_on(self, device: torch.device) -> Network:
         """Move the network to a device, in channels-last layout."""

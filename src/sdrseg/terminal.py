@@ -112,11 +112,17 @@ class TrainingDisplay:
 
     def scored(self, score: Any, oracle: bool) -> None:
         """Print the score after a step; `oracle`: on held-out images with all labels."""
-        self.say(f"step {score.step}: mIoU {_means(score.miou())}" + (f" on held-out images{ORACLE}" if oracle else ""))
+        means = _means(score.miou())
+        found = (
+            f"mIoU {means}" + (f" on held-out images{ORACLE}" if oracle else "") if means else "not scored: no images"
+        )
+        self.say(f"step {score.step}: {found}")
 
     def validated(self, step: int, epoch: int, miou: dict[str, float | None], oracle: bool) -> None:
-        """Print a validation score during a step."""
-        self.say(f"step {step}, epoch {epoch}: mIoU {_means(miou)} on held-out images{ORACLE if oracle else ''}")
+        """Print a validation score during a step; `miou` may contain "kept", the share of `Kept`."""
+        kept = miou.get("kept")
+        more = "" if kept is None else f", {100 * kept:.1f} % of the other pixels as before"
+        self.say(f"step {step}, epoch {epoch}: mIoU {_means(miou)} on held-out images{ORACLE if oracle else ''}{more}")
 
     def close(self) -> None:
         if self._live is not None:

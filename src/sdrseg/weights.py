@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,6 +32,9 @@ IMAGE_CLASSIFIERS = ("fc.", "classifier.", "head.fc.")
 
 STRIDES = {"v1": "conv1", "v1.5": "conv2"}
 """Values of "stride" in the metadata of a safetensors file, and the corresponding net.stride_on."""
+
+COUNTER = "num_batches_tracked"
+"""The name of a tensor that older files do not have, and that is not needed."""
 
 ADVICE = (
     "Set net.weights to a file (.safetensors or .pth, with torchvision's names), or to none for a random start. "
@@ -116,9 +120,8 @@ def _fill_whole(network: Network, tensors: Mapping[str, Tensor], file: Path, net
 def _fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: str, net: Net) -> None:
     """Copy tensors by name, cast to the network's precision, after all of them have been checked."""
     wanted = module.state_dict()
-    counter = "num_batches_tracked"  # older files do not have it, and it is not needed
     problems = {
-        "missing": [name for name in wanted if name not in tensors and not name.endswith(counter)],
+        "missing": [name for name in wanted if name not in tensors and not name.endswith(COUNTER)],
         "unexpected": [name for name in tensors if name not in wanted],
         "of another shape": [
             f"{name} {_shape(tensor)} instead of {_shape(wanted[name])}"
@@ -128,7 +131,7 @@ def _fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: str, net: Ne
         "not finite": [name for name, tensor in tensors.items() if not tensor.isfinite().all()],
     }
     if any(problems.values()):
-        details = "; ".join(f"{len(names)} {kind} ({_some(names)})" for kind, names in problems.items() if names)
+        details = "; ".join(f"{len(names)} {kind} ({some(names)})" for kind, names in problems.items() if names)
         raise SdrsegError(
             f"{origin}: does not fit net.encoder={net.encoder} with net.decoder={net.decoder}. Tensors: {details}. Set "
             "these two to what the weights were made for, or net.weights=none for a random start."
@@ -148,7 +151,8 @@ def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as opened:
                 return _plain({name: opened.get_tensor(name) for name in opened.keys()}), opened.metadata() or {}
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([Namespace]):  # a plain container: torchvision saves its options in one
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise SdrsegError(f"{file}: cannot be read ({error.strerror or error}).") from error
     except SafetensorError as error:
@@ -180,5 +184,6 @@ def _shape(tensor: Tensor) -> str:
     return "×".join(map(str, tensor.shape)) or "one number"
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """The first names of a list."""
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -42,7 +42,8 @@ def extend(
         typer.Option(metavar="FOLDER", help="Images of old classes, labelled or not, for methods with a memory."),
     ] = None,
     old_data: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="The data of the first run, if the folder has moved.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Old data that have moved; for an imported model, labelled test images."),
     ] = None,
     max_forgetting: Annotated[
         float | None,

@@ -36,6 +36,8 @@ class Part:
     labelled: tuple[int, ...] | None = None  # the common ids that its masks label; None: all
     train: tuple[Split, ...] = ()  # its splits for training
     val: tuple[Split, ...] = ()  # its splits for evaluation
+    available: bool = True  # whether its data could be opened when the run was started
+    left_out: tuple[str, ...] = ()  # ids that are not used, because they have changed
 
     def open(self) -> Source:
         """Open the data set; an error if its classes have changed."""
@@ -75,6 +77,8 @@ def read_part(saved: Any, origin: Path) -> Part:
             labelled=None if saved["labelled"] is None else tuple(map(int, saved["labelled"])),
             train=tuple(saved["train"]),
             val=tuple(saved["val"]),
+            available=bool(saved.get("available", True)),
+            left_out=tuple(map(str, saved.get("left_out", ()))),
         )
         if not {*part.train, *part.val} <= set(get_args(Split)) or len(part.names) != len(part.classes):
             raise ValueError("a damaged part")
@@ -105,22 +109,23 @@ def write_chain(
 
 
 class Extended(Source):
-    """Several data sets as one. `Extended.open(RUN)` opens those of an extended run."""
+    """Several data sets as one, those that are available. `Extended.open(RUN)` opens those of an extended run."""
 
     name = "extended"
 
     def __init__(self, classes: Sequence[str], parts: Sequence[Part], score_background: bool = True):
         self.classes, self.parts = tuple(classes), tuple(parts)
         self.score_background = score_background
-        self._sources = [part.open() for part in self.parts]
+        self._opened = [(part, part.open()) for part in self.parts if part.available]
         self._origin: dict[str, tuple[int, str]] = {}
         self._ids: dict[Split, tuple[str, ...]] = {}
         for split in get_args(Split):
             found = {
                 part.prefix + id: (number, id)
-                for number, (part, source) in enumerate(zip(self.parts, self._sources, strict=True))
+                for number, (part, source) in enumerate(self._opened)
                 for own_split in (part.train if split == "train" else part.val)
                 for id in source.ids(own_split)
+                if part.prefix + id not in part.left_out
             }
             self._origin |= found
             self._ids[split] = tuple(sorted(found))
@@ -140,27 +145,28 @@ class Extended(Source):
 
     def image(self, id: str) -> Array:
         number, own_id = self._origin[id]
-        return self._sources[number].image(own_id)
+        return self._opened[number][1].image(own_id)
 
     def mask(self, id: str) -> Array:
         number, own_id = self._origin[id]
-        mask: Array = self.parts[number].table[self._sources[number].mask(own_id)]
+        part, source = self._opened[number]
+        mask: Array = part.table[source.mask(own_id)]
         return mask
 
     def mask_content(self, id: str) -> bytes:
         number, own_id = self._origin[id]
-        source, part = self._sources[number], self.parts[number]
+        part, source = self._opened[number]
         return source.mask_content(own_id) + source.coding.encode() + part.table.tobytes()
 
     def labelled(self, id: str) -> frozenset[int] | None:
-        labelled = self.parts[self._origin[id][0]].labelled
+        labelled = self._opened[self._origin[id][0]][0].labelled
         return None if labelled is None else frozenset(labelled)
 
     def file(self, id: str, kind: Literal["image", "mask"]) -> str:
         if id not in self._origin:
             return f"{self.name}:{id}"
         number, own_id = self._origin[id]
-        return self._sources[number].file(own_id, kind)
+        return self._opened[number][1].file(own_id, kind)
 
     def problems(self) -> list[Problem]:
-        return [problem for source in self._sources for problem in source.problems()]
+        return [problem for _, source in self._opened for problem in source.problems()]

@@ -1,4 +1,7 @@
-"""The best model of a step so far, by its score on held-out images, and early stopping."""
+"""The best model of a step so far, by its score on held-out images, and early stopping.
+
+In an extension, the score is the mean IoU times the share of other pixels that are predicted as before (kept.py).
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,16 @@ class Best:
 
     def __init__(self, config: Config):
         self.every, self.patience = config.train.best_every, config.train.patience
-        self.epoch, self.miou, self.last = 0, -1.0, 0  # the best epoch, its score, the last epoch that was scored
+        self.epoch, self.score, self.last = 0, -1.0, 0  # the best epoch, its score, the last epoch that was scored
         self.scores_since = 0
         self.tensors: dict[str, Tensor] = {}
 
-    def see(self, epoch: int, miou: float | None, student: Network, method: Method) -> bool:
+    def see(self, epoch: int, score: float | None, student: Network, method: Method) -> bool:
         """Record a score; return whether to stop. While it is 0, nothing has been learned: the last model is kept."""
-        self.last, score = epoch, miou or 0.0
+        self.last, score = epoch, score or 0.0
         self.scores_since += 1
-        if score > self.miou or score == self.miou == 0:
-            self.epoch, self.miou, self.scores_since = epoch, score, 0
+        if score > self.score or score == self.score == 0:
+            self.epoch, self.score, self.scores_since = epoch, score, 0
             parts = {"model": student.state_dict(), "method": method.state_dict()}
             named = {name: t for part, values in parts.items() for name, t in with_prefix(part, values).items()}
             self.tensors = {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
@@ -51,10 +54,10 @@ class Best:
         method.load_state_dict({name: t.to(device) for name, t in under_prefix("method", self.tensors).items()})
 
     def facts(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "miou": self.miou, "last": self.last, "scores_since": self.scores_since}
+        return {"epoch": self.epoch, "score": self.score, "last": self.last, "scores_since": self.scores_since}
 
     def load(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Restore from a saved state."""
-        self.epoch, self.miou, self.last = facts["epoch"], facts["miou"], facts["last"]
+        self.epoch, self.score, self.last = facts["epoch"], facts["score"], facts["last"]
         self.scores_since = facts["scores_since"]
         self.tensors = under_prefix("best", tensors)

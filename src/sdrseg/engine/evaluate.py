@@ -28,7 +28,7 @@ from sdrseg.engine.saved import open_step
 from sdrseg.errors import DataError, SdrsegError, UsageError, nearest
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
-from sdrseg.metrics import StepScore, summary
+from sdrseg.metrics import StepScore, as_background, summary
 from sdrseg.network import Network
 from sdrseg.scenario import Step, parse_spec
 from sdrseg.terminal import progress
@@ -121,7 +121,9 @@ def score(
     names = tuple(job.scenario.classes[c] for c in step.channels)
     labelled = frozenset().union(*(step.channels if classes is None else classes for classes in ids_by_classes))
     unknown = tuple(channel for channel, c in enumerate(step.channels) if c not in labelled)
-    return StepScore(step.number, names, len(job.scenario[0].channels), matrix, unknown)
+    removed = job.removed_channels(step)
+    matrix = as_background(matrix, removed)
+    return StepScore(step.number, names, len(job.scenario[0].channels), matrix, unknown, removed)
 
 
 def require_held_out(job: Job) -> None:
@@ -197,7 +199,7 @@ def summarise(job: Job, bound: dict[str, float | None] | None) -> dict[str, Any]
 
 
 def images_exist(job: Job, step: Step) -> bool:
-    """Whether all test images of a step exist; old ones of an extended run may be gone."""
+    """Whether all test images of a step exist; old ones of an extended run may be gone, or changed and left out."""
     return job.indexes[step.test_split].size_by_id.keys() >= set(step.test_ids)
 
 
@@ -233,7 +235,7 @@ def score_again(
             continue
         earlier = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}
         if not images_exist(job, step):
-            reason = f"step {step.number}: images that it was scored on are gone; these are the earlier scores."
+            reason = f"step {step.number}: images that it was scored on are gone or have changed; its scores are kept."
             results.append({**earlier, "same": None, "difference": reason})
             continue
         # each step of an extended run was scored in a different run

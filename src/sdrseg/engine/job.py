@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from sdrseg.datasets.source import Source, Split
 from sdrseg.distributed import Processes
 from sdrseg.engine.bases import BaseStore, base_key, base_of
 from sdrseg.engine.environment import environment
-from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.folder import RunFolder, read_meta
 from sdrseg.engine.launch import Interruption, make_fabric
 from sdrseg.engine.trackers import Trackers
 from sdrseg.engine.watch import Log, NoLog
@@ -57,7 +57,9 @@ class Job:
     replays: bool = False
     """Whether training includes old images with labels."""
     removed: frozenset[int] = frozenset()
-    """Classes that the user has removed: they are predicted as background."""
+    """Classes that the user has removed: they count as background."""
+    silenced: tuple[int, ...] = ()
+    """Channels of the model to extend that must not be predicted any more: removed classes that are added again."""
     earlier_digests: dict[str, str] = field(default_factory=dict)
     """Digests of masks that earlier steps of an extended run used and that may be gone."""
 
@@ -101,6 +103,9 @@ class Job:
     def watched(self, step: Step) -> tuple[str, ...]:
         """The images that are scored while a step is trained: held-out ones of its own data in an extended run."""
         return step.val_ids if isinstance(self.source, Extended) else step.test_ids
+
+    def removed_channels(self, step: Step) -> tuple[int, ...]:
+        return tuple(channel for channel, id in enumerate(step.channels) if id in self.removed)
 
     @property
     def oracle(self) -> bool:
@@ -147,7 +152,15 @@ def reopen_job(out: Path, config: Config) -> Job:
     scenario = Scenario.from_dict(saved, out / "scenario.json")
     job = make_job(find_method("ft"), config, source, read_masks(source), scenario, out, None, None)
     job.earlier_digests = saved["mask_digests"]
+    for step in scenario:
+        if job.folder.has_model(step.number):
+            job.removed |= removed_classes(step, read_meta(job.folder.step(step.number)))
     return job
+
+
+def removed_classes(step: Step, meta: Mapping[str, Any]) -> frozenset[int]:
+    """The classes of a step that its meta.json marks as removed."""
+    return frozenset(id for id, one in zip(step.channels, meta["classes"], strict=True) if one.get("removed"))
 
 
 def read_masks(source: Source) -> dict[Split, ClassIndex]:
@@ -205,8 +218,8 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
 
 
 def _digests(job: Job) -> dict[str, str]:
-    now = {i: d.tobytes().hex() for x in job.indexes.values() for i, d in zip(x.ids, x.digests, strict=True)}
-    return job.earlier_digests | now
+    now = (index.digest_by_id for index in job.indexes.values())
+    return {id: digest for digests in (job.earlier_digests, *now) for id, digest in digests.items()}
 
 
 def _require_same_data(job: Job, saved: dict[str, Any]) -> None:

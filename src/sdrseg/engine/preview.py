@@ -30,6 +30,7 @@ def predicted_pictures(
     batches = eval_batches(job.source, ids, sizes, step.test_table, config)
     colours = np.full((256, 3), NOT_SCORED, np.uint8)
     colours[: len(step.channels)] = class_colours(step.channels)
+    colours[list(job.removed_channels(step))] = colours[0]
     network.eval()
     shown = []
     for batch in batches:

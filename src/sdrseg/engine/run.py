@@ -97,11 +97,14 @@ def train(
     return carry_out(job, identity, ready, bound, notes=notes, prepare=begin, after_step=after_step)
 
 
+FITTED = "the network stays as it is; only the rows of new classes are fitted"
+
+
 def _rates(job: Job, step: int) -> str:
-    """The learning rates of a step in words."""
+    """The learning rates of a step in words, or that it needs none."""
     config = job.config.of_step(step)
     if not job.method(config, job.processes).iterates(step):
-        return "0 (new rows are fitted)"
+        return FITTED
     encoder, decoder = learning_rates(config)
     if encoder == 0 < decoder:
         return f"{decoder:g}, encoder frozen"
@@ -130,7 +133,7 @@ def carry_out(
         last = len(job.scenario) - 1
         numbers = [last] if "extends" in identity else range(min(1, last) + 1)
         shown = ", then ".join(_rates(job, number) for number in numbers)
-        job.display.say(f"preset {identity['preset']}, learning rate {shown}")
+        job.display.say(f"preset {identity['preset']}, {shown if shown == FITTED else f'learning rate {shown}'}")
         for note in notes:
             job.display.say(note)
         prepare()

@@ -35,6 +35,14 @@ def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:
     )
 
 
+def unfinished_note(path: Path, step: int | None) -> str | None:
+    """A note if `path` is a run, no step is named, and the last finished step is not the last one of the run."""
+    if step is not None or not (path / "scenario.json").exists():
+        return None
+    used, last = int(find_step(path, None)[0].name), len(RunFolder(path).read_json("scenario.json")["steps"]) - 1
+    return f"step {used + 1} is not finished; step {used} is used" if used < last else None
+
+
 def open_step(step: Path, net: Net) -> tuple[Network, Decision]:
     """The network in the folder of a step, and how its logits become classes."""
     meta = read_meta(step)

@@ -21,6 +21,7 @@ from sdrseg.engine.class_weights import class_weights
 from sdrseg.engine.evaluate import score
 from sdrseg.engine.fit import fit, survey
 from sdrseg.engine.job import Job
+from sdrseg.engine.kept import Kept
 from sdrseg.engine.launch import cpu_warning
 from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.saved import open_step
@@ -151,11 +152,15 @@ def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
             tensors = training_tensors(student, optimiser, method) | with_prefix("best", best.tensors)
             job.folder.save_state(tensors, now)
 
+    before = Kept(job, step)
+
     def score_epoch(epoch: int) -> float | None:
         miou = score(job, step, student, method.decision, ids=job.watched(step)).miou()
-        job.log.write("validate", step=step.number, epoch=epoch, miou=miou, scored_on=job.scored_on)
-        job.display.validated(step.number, epoch, miou, job.oracle)
-        return miou["all"]
+        kept = before.share(student, method.decision)
+        more = {} if kept is None else {"kept": kept}
+        job.log.write("validate", step=step.number, epoch=epoch, miou=miou, scored_on=job.scored_on, **more)
+        job.display.validated(step.number, epoch, miou | more, job.oracle)
+        return miou["all"] if miou["all"] is None or kept is None else miou["all"] * kept
 
     def validate(epoch: int) -> bool:
         due = best.every > 0 and epoch % best.every == 0
@@ -214,6 +219,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
         student = build_network(config.net, new)
     else:
         student, decision = open_step(job.folder.step(step.number - 1), config.net)
+        student.silence(job.silenced)
     teacher = None
     method = method_type(config, job.processes)
     require_super(method, "__init__", "latent")

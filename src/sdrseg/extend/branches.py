@@ -28,12 +28,14 @@ def branches(first: Path, second: Path) -> dict[str, Any]:
     scores = [_score(folders[0], shared - 1)]
     scores += [_score(folder, len(found["steps"]) - 1) for folder, found in zip(folders, both, strict=True)]
     values = [_shared(score, count) for score in scores]
-    names = scores[0].names
+    names, removed = scores[0].names, {c for score in scores for c in score.removed}
+    kept = [c for c in range(1, count) if c not in removed]
     rows = [
         {"name": names[c], **{key: _number(v[c]) for key, v in zip(("fork", "first", "second"), values, strict=True)}}
-        for c in range(1, count)
+        for c in kept
     ]
-    means = [mean_of(v, range(1, count)) for v in values]
+    scored = [c for c in kept if not any(np.isnan(v[c]) for v in values)]
+    means = [mean_of(v, scored) for v in values]
     images = [_old_images(folder, shared) for folder in folders]
     return {
         "runs": [found["run"] for found in both],
@@ -63,7 +65,8 @@ def _old_images(folder: RunFolder, shared: int) -> dict[str, str]:
     """The test images of the shared steps that the last step was also scored on, with the digests of their masks."""
     scenario = folder.read_json("scenario.json")
     digests, last = scenario["mask_digests"], set(scenario["steps"][-1]["test_ids"])
-    return {id: digests.get(id, "") for id in scenario["steps"][shared - 1]["test_ids"] if id in last}
+    ids = {id for step in scenario["steps"][:shared] for id in step["test_ids"]}
+    return {id: digests.get(id, "") for id in sorted(ids & last)}
 
 
 def _number(value: float) -> float | None:

@@ -15,6 +15,7 @@ from sdrseg.engine.job import Job
 from sdrseg.engine.saved import open_step
 from sdrseg.errors import quantity
 from sdrseg.extend.plan import Plan
+from sdrseg.metrics import as_background
 
 EXAMINED = 100
 """The number of training images in which similar old classes are counted."""
@@ -29,7 +30,7 @@ class Forecast:
     images: dict[str, int]  # of each new class
     trained: int  # all training images
     held_out: int
-    lookalikes: dict[str, dict[str, float]]  # new class -> old class -> share of its pixels
+    similar: dict[str, dict[str, float]]  # new class -> old class -> share of its pixels
     iterations: int  # 0 if only new rows are fitted
     seconds: float
     gibibytes: float  # of memory, without decoded images
@@ -40,13 +41,14 @@ class Forecast:
     def sentences(self) -> list[str]:
         counts = ", ".join(f"{name} in {count}" for name, count in self.images.items())
         lines = [f"{quantity(self.trained, 'training image')} ({counts}), {self.held_out} held out"]
-        for name, old in self.lookalikes.items():
+        for name, old in self.similar.items():
             lines += [
                 f"{100 * share:.0f} % of {name} pixels are now predicted as '{other}'" for other, share in old.items()
             ]
         duration = f"{max(2, self.seconds):.0f} seconds" if self.seconds < 120 else f"{self.seconds / 60:.0f} minutes"
-        work = f"at most {self.iterations} iterations" if self.iterations else "only the new rows are fitted"
-        lines.append(f"{work}, about {duration} of training and {self.gibibytes:.1f} GiB of memory")
+        work = f"at most {self.iterations} iterations" if self.iterations else "one pass over the images"
+        memory = f"{self.gibibytes:.1f} GiB of memory"
+        lines.append(f"{work}: about {duration} of training (remembering and scoring come on top) and {memory}")
         return lines
 
 
@@ -59,12 +61,13 @@ def forecast(job: Job, plan: Plan) -> Forecast:
     own = [id for id in step.train_ids if id in set(plan.new.train_ids)]
     some = own[:: max(1, len(own) // EXAMINED)]
     batches = eval_batches(plan.source, some, index.size_by_id, step.train_table, config, share=job.share)
-    matrix = confusion(job.fabric, network, batches, len(step.channels), decision)
-    lookalikes: dict[str, dict[str, float]] = {}
+    found = confusion(job.fabric, network, batches, len(step.channels), decision)
+    matrix = as_background(found, job.removed_channels(step))
+    similar: dict[str, dict[str, float]] = {}
     for channel, name in enumerate((plan.scenario.classes[c] for c in step.new), n_old):
         shares = matrix[channel, 1:n_old] / max(1, matrix[channel].sum())
-        found = {plan.parent.classes[c + 1]: float(shares[c]) for c in shares.argsort()[::-1] if shares[c] >= NOTABLE}
-        lookalikes[name] = found
+        notable = [c for c in shares.argsort()[::-1] if shares[c] >= NOTABLE]
+        similar[name] = {plan.parent.classes[c + 1]: float(shares[c]) for c in notable}
     trains = job.method(config, job.processes).iterates(step.number)
     iterations = len(train_order(step.train_ids, config, job.share)) if trains else 0
     seconds, saved = _one_image(job, network, config.data.crop)
@@ -75,7 +78,7 @@ def forecast(job: Job, plan: Plan) -> Forecast:
         plan.new.images,
         len(step.train_ids),
         plan.new.held_out,
-        lookalikes,
+        similar,
         iterations,
         (iterations * batch or len(step.train_ids)) * seconds,
         memory,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from sdrseg.datasets.extended import CHAIN, Extended, read_chain, write_chain
@@ -15,10 +16,11 @@ from sdrseg.engine.job import TEST_IMAGES
 from sdrseg.engine.saved import find_step
 from sdrseg.errors import SdrsegError, UsageError, nearest
 from sdrseg.extend.parent import IMPORTED, STEP_FILES, Parent, read_parent
-from sdrseg.extend.plan import chain_spec, unchanged
+from sdrseg.extend.plan import chain_spec
+from sdrseg.extend.removed import removed_name
 from sdrseg.extend.review import EXTENSION
 from sdrseg.files import link_or_copy, write_json
-from sdrseg.metrics import StepScore, summary
+from sdrseg.metrics import StepScore, as_background, summary
 from sdrseg.scenario import parse_spec
 
 
@@ -39,7 +41,7 @@ def history(run: Path) -> dict[str, Any]:
                 "step": number,
                 "made": meta.get("made"),
                 "method": meta["method"],
-                "data": data.get(number, "–" if meta["method"] == IMPORTED else meta["spec"]),
+                "data": "–" if meta["method"] == IMPORTED else data.get(number, meta["spec"]),
                 "classes": [c["name"] for c in meta["classes"] if c["step"] == number and c["channel"] > 0],
                 "model": meta["files"]["model"]["sha256"],
                 "parent": meta["parent"],
@@ -84,7 +86,7 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SdrsegError(f"{out} already exists. Choose a new folder with --out.")
     new, folder = RunFolder(out), parent.folder
-    named = rename | {name: f"{name} (removed)" for name in remove}
+    named = rename | {name: removed_name(name, parent.scenario.classes) for name in remove}
     classes = tuple(named.get(name, name) for name in parent.scenario.classes)
     scores = []
     for number in range(parent.step + 1):
@@ -94,13 +96,11 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
             link_or_copy(source / name, target / name)
         if folder.has_metrics(number):
             scored = folder.read_json(f"steps/{number}/metrics.json")
-            for one in scored["classes"]:
-                one["name"] = named.get(one["name"], one["name"])
-            scored["left_out"] = [named.get(name, name) for name in scored["left_out"]]
-            scores.append((StepScore.from_dict(scored), scored.get("scored_on", TEST_IMAGES)))
-            write_json(target / "metrics.json", scored)
+            score = _rescored(StepScore.from_dict(scored), named, remove)
+            scores.append((score, scored.get("scored_on", TEST_IMAGES)))
+            write_json(target / "metrics.json", {**scored, **score.to_dict()})
         if (source / EXTENSION).exists():
-            write_json(target / EXTENSION, _renamed(folder.read_json(f"steps/{number}/{EXTENSION}"), named))
+            write_json(target / EXTENSION, _renamed(folder.read_json(f"steps/{number}/{EXTENSION}"), named, remove))
         meta = folder.read_json(f"steps/{number}/meta.json")
         if parse_spec(meta["spec"]).source == Extended.name:
             meta["spec"] = str(chain_spec(parent.scenario.steps[: number + 1], classes, meta["protocol"]))
@@ -111,19 +111,27 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     if len(scores) == parent.step + 1:
         write_json(out / "summary.json", {**summary([s for s, _ in scores]), "scored_on": scores[-1][1]})
     saved = folder.read_json("config.json")
-    parts = unchanged(parent)
+    parts = parent.parts
     spec = chain_spec(parent.scenario.steps, classes, parent.scenario.spec.protocol or "sequential")
     scenario = replace(parent.scenario, spec=spec, classes=classes)
-    index = class_index(Extended(classes, parts), "val")
-    digests = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
-    write_json(out / "scenario.json", {**scenario.to_dict(), "mask_digests": parent.digests | digests})
+    digests = parent.digests | class_index(Extended(classes, parts), "val").digest_by_id
+    write_json(out / "scenario.json", {**scenario.to_dict(), "mask_digests": digests})
     change = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "what": description}
     write_chain(out, classes, parent.score_background, parts, [*parent.changes, change])
     write_json(out / "config.json", {**saved, "spec": str(spec), "format": FORMAT})
 
 
-def _renamed(extension: dict[str, Any], named: Mapping[str, str]) -> dict[str, Any]:
-    """extension.json with the new names. Its command contains the old ones, so it is left out."""
+def _rescored(score: StepScore, named: Mapping[str, str], remove: frozenset[str]) -> StepScore:
+    """The score with the new names; removed classes count as background."""
+    removed = {c for c, name in enumerate(score.names) if name in remove} | {*score.removed}
+    names = tuple(named.get(name, name) for name in score.names)
+    matrix = as_background(score.confusion, sorted(removed))
+    return replace(score, names=names, confusion=matrix, removed=tuple(sorted(removed)))
+
+
+def _renamed(extension: dict[str, Any], named: Mapping[str, str], remove: frozenset[str]) -> dict[str, Any]:
+    """extension.json with the new names and without removed classes. Its command contains the old ones, so it is left
+    out."""
     if not named:
         return extension
 
@@ -132,9 +140,19 @@ def _renamed(extension: dict[str, Any], named: Mapping[str, str]) -> dict[str, A
 
     forecast = extension["forecast"]
     if forecast is not None:
-        pairs = forecast["lookalikes"].items()
-        lookalikes = {rename(n): {rename(o): share for o, share in old.items()} for n, old in pairs}
-        images = {rename(n): count for n, count in forecast["images"].items()}
-        forecast = {**forecast, "images": images, "lookalikes": lookalikes}
-    rows = {key: [{**one, "name": rename(one["name"])} for one in extension[key]] for key in ("old", "new")}
-    return {**extension, **rows, "forecast": forecast, "command": []}
+        pairs = forecast["similar"].items()
+        similar = {
+            rename(n): {rename(o): share for o, share in old.items() if o not in remove}
+            for n, old in pairs
+            if n not in remove
+        }
+        images = {rename(n): count for n, count in forecast["images"].items() if n not in remove}
+        forecast = {**forecast, "images": images, "similar": similar}
+    rows = {
+        key: [{**one, "name": rename(one["name"])} for one in extension[key] if one["name"] not in remove]
+        for key in ("old", "new")
+    }
+    lost = [one["lost"] for one in rows["old"][1:] if one["lost"] is not None]
+    reached = [one["iou"] for one in rows["new"] if one["iou"] is not None]
+    means = {"forgetting": mean(lost) if lost else None, "new_iou": mean(reached) if reached else None}
+    return {**extension, **rows, **means, "forecast": forecast, "command": []}

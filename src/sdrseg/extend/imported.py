@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from torchvision.models import segmentation
 from sdrseg.config import Config, config_from
 from sdrseg.config.net import Net
 from sdrseg.datasets.extended import Extended, write_chain
+from sdrseg.datasets.folder.classes import looks_like_background
 from sdrseg.datasets.source import MAX_CLASSES
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.folder import FORMAT, RunFolder
@@ -26,7 +27,7 @@ from sdrseg.files import write_json
 from sdrseg.labels import VOID
 from sdrseg.network import DECODERS, Network, build_network
 from sdrseg.scenario import Scenario, Step, parse_spec
-from sdrseg.weights import read_tensors
+from sdrseg.weights import COUNTER, read_tensors, some
 
 TOLERANCE = 1e-4
 TEST_SIZE = (128, 256)
@@ -63,12 +64,8 @@ def import_model(
             f"Name each channel once, background first."
         )
     network = build_network(net, channels)
-    try:
-        missing, unexpected = network.load_state_dict(ours, strict=False)
-    except RuntimeError as error:  # other shapes
-        raise SdrsegError(f"{file}: does not fit {arch} ({first_line(error)}). Name another --arch.") from error
-    if wrong := [*(n for n in missing if not n.endswith("num_batches_tracked")), *unexpected]:
-        raise SdrsegError(f"{file}: does not fit {arch}: {', '.join(wrong[:3])}. Name another --arch or --encoder.")
+    _require_fit(file, arch, network, ours)
+    network.load_state_dict(ours, strict=False)
     _require_same(file, network, source)
     if channels == len(names) - 1:
         _add_background(network)
@@ -77,6 +74,11 @@ def import_model(
                 "the model has no channel for background, so one is added that is always 0: pixels where no class is "
                 "above 0 are background. Check some predictions."
             )
+    if not looks_like_background(names[0]):
+        none = (
+            f"; if the model has none, write --classes background,{','.join(names)}" if channels == len(names) else ""
+        )
+        notes.append(f"{names[0]!r} is taken as the background{none}")
     if len(names) == 1:
         raise UsageError(f"--classes {names[0]}: also name the background: --classes background,{names[0]}.")
     if len(names) > MAX_CLASSES:
@@ -118,11 +120,25 @@ def _open(
         ours, renamed = {re.sub(r"^classifier\.", "segmentation_head.0.", n): t for n, t in tensors.items()}, tensors
     if "classifier.weight" not in renamed:
         raise SdrsegError(f"{file}: has no classifier of {arch}. Name the --arch of the model.")
-    try:
-        source.load_state_dict(ours, strict=False)
-    except RuntimeError as error:
-        raise SdrsegError(f"{file}: does not fit {arch} ({first_line(error)}).") from error
+    _require_fit(file, arch, source, ours)
+    source.load_state_dict(ours, strict=False)
     return source, net, renamed
+
+
+def _require_fit(file: Path, arch: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise an error that names the first tensors that do not fit a module."""
+    known = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    problems = {
+        "missing": [n for n in known if n not in tensors and not n.endswith(COUNTER)],
+        "unexpected": [n for n in tensors if n not in known],
+        "of another shape": [n for n, tensor in tensors.items() if n in known and tensor.shape != known[n]],
+    }
+    if any(problems.values()):
+        details = "; ".join(f"{kind}: {some(names)}" for kind, names in problems.items() if names)
+        raise SdrsegError(
+            f"{file}: does not fit {arch} ({details}). Name another --arch or --encoder; or it was built with other "
+            f"options, and such a model cannot be imported."
+        )
 
 
 def _renamed(name: str) -> str:

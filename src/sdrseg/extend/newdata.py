@@ -37,7 +37,13 @@ class NewData:
     val_ids: tuple[str, ...]
     images: dict[str, int]  # of each new class, in training
     protocol: Protocol
+    unlabelled: Unlabelled
     notes: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the new classes."""
+        return [self.classes[c] for c in self.new]
 
     @property
     def held_out(self) -> int:
@@ -56,8 +62,11 @@ def read_new_data(
 ) -> NewData:
     """Open a folder and check it before any work starts."""
     source = open_source("folder", folder, Config())
-    names = new_names(parent, source, wanted, folder)
     indexes = {split: _index(source, split) for split in ALL_SPLITS}
+    names = new_names(parent, source, wanted, folder)
+    unused: list[str] = []
+    if wanted is None:
+        names, unused = _used(names, source, indexes)
     own = [source.classes.index(name) for name in names]
     notes = list(source.notes)
     chosen = _protocol(parent, source, indexes, folder, protocol)
@@ -71,6 +80,8 @@ def read_new_data(
         what = "background" if unlabelled == "background" else "ignored"
         notes.append(f"{folder} also labels {', '.join(others)}; they are not in --classes and become {what}.")
 
+    if unused:
+        notes.append(f"{folder} also names {', '.join(unused)}, which no training image shows: left out.")
     trained: tuple[Split, ...] = ("train",)
     scored: tuple[Split, ...] = ("val",)
     if not indexes["train"].ids or not indexes["train"].present[:, own].any():
@@ -112,9 +123,23 @@ def read_new_data(
         if count < FEW:
             notes.append(f"{name} is in {quantity(count, 'training image')}; {FEW} or more are advisable.")
     train_ids = sorted(prefix + id for id, row in trained_rows if negatives or row[own].any())
+    if empty_images := len(trained_rows) - len(train_ids):
+        keep = "; --negatives keeps them" if unlabelled == "background" else ""
+        are = "is" if empty_images == 1 else "are"
+        notes.append(f"{quantity(empty_images, 'image')} without a new class {are} left out{keep}")
     val_ids = [parts[-1].prefix + id for split in parts[-1].val for id in indexes[split].ids]
     notes += _sizes(parent, indexes, folder)
-    return NewData(classes, new, tuple(parts), tuple(train_ids), tuple(sorted(val_ids)), images, chosen, tuple(notes))
+    return NewData(
+        classes=classes,
+        new=new,
+        parts=tuple(parts),
+        train_ids=tuple(train_ids),
+        val_ids=tuple(sorted(val_ids)),
+        images=images,
+        protocol=chosen,
+        unlabelled=unlabelled,
+        notes=tuple(notes),
+    )
 
 
 def read_replay(parent: Parent, folder: Path, whole: Sequence[str]) -> tuple[Part, tuple[str, ...]]:
@@ -161,6 +186,15 @@ def new_names(parent: Parent, source: Source, wanted: Sequence[str] | None, fold
         if name not in available:
             raise UsageError(f"--classes {name}: {folder} has no such class{nearest(name, available)}")
     return names
+
+
+def _used(names: Sequence[str], source: Source, indexes: dict[Any, ClassIndex]) -> tuple[list[str], list[str]]:
+    """The names of classes that training images show, or any image if these show none, and the others."""
+    for some in (indexes["train"],), tuple(indexes.values()):
+        shown = [n for n in names if any(index.present[:, source.classes.index(n)].any() for index in some)]
+        if shown:
+            return shown, [n for n in names if n not in shown]
+    return list(names), []
 
 
 def _index(source: Source, split: Split) -> ClassIndex:

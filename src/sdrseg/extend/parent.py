@@ -10,10 +10,11 @@ from sdrseg.config import Config, saved_config
 from sdrseg.datasets.extended import CHAIN, Part, read_chain
 from sdrseg.decision import Decision, read_decision
 from sdrseg.engine.folder import RunFolder, read_meta
-from sdrseg.engine.saved import find_step
-from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.engine.saved import find_step, unfinished_note
+from sdrseg.errors import UsageError
+from sdrseg.extend.olddata import find_old_data
 from sdrseg.files import link_or_copy, write_json
-from sdrseg.scenario import SOURCES, Scenario, parse_spec
+from sdrseg.scenario import Scenario, parse_spec
 
 IMPORTED = "imported"
 """The method of a model that was not trained here."""
@@ -30,10 +31,11 @@ class Parent:
     config: Config
     scenario: Scenario  # up to this step
     digests: dict[str, str]  # of the masks it was trained and scored on
-    parts: tuple[Part, ...]  # the data that are available
-    gone: tuple[str, ...]  # why other data are missing
+    parts: tuple[Part, ...]  # its data; those that are gone are marked
+    test_ids: tuple[str, ...]  # the available images on which its classes can be scored
     score_background: bool
     changes: tuple[Any, ...]  # of its classes, for the history
+    notes: tuple[str, ...] = ()  # on a step that is not finished, and on data that are gone or have changed
 
     @property
     def classes(self) -> list[str]:
@@ -55,7 +57,7 @@ class Parent:
 
 
 def read_parent(model: Path, step: int | None = None, old_data: Path | None = None) -> Parent:
-    """The last finished step of a run, or `step`. `old_data`: where the data of the run are now."""
+    """The last finished step of a run, or `step`. `old_data`: where its old data are now (`find_old_data`)."""
     if model.is_file():
         raise UsageError(f"{model}: a file cannot be extended. Name the folder of a run, or a step of it.")
     step_folder, run = find_step(model, step)
@@ -73,50 +75,44 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
     score_background, changes = bool(scenario[0].test_table[0] == 0), ()
     if (run / CHAIN).exists():
         chain = read_chain(run)
-        known = [replace(part, train=()) for part in chain["parts"] if part.step <= number]
+        known = [replace(part, train=()) for part in chain["parts"] if part.step <= number and part.val]
         score_background, changes = bool(chain["score_background"]), tuple(chain["changes"])
-        if old_data is not None:
-            known = [replace(p, data=str(old_data.resolve())) if p.step == 0 else p for p in known]
     else:
-        known = [_first_part(folder, scenario, config, old_data)]
-    parts, gone = _available(known)
-    if old_data is not None and gone:
-        raise SdrsegError(f"--old-data {old_data}: {gone[0]}")
+        known = [_first_part(folder, scenario, config)]
+    digests = scenario_file["mask_digests"]
+    found = find_old_data(known, scenario, digests, old_data)
+    unfinished = unfinished_note(model, step)
+    if meta["method"] == IMPORTED and found.test_ids:  # not scored yet
+        scenario = replace(scenario, steps=(replace(scenario[0], val_ids=found.test_ids, test_ids=found.test_ids),))
     return Parent(
-        folder, number, meta, config, scenario, scenario_file["mask_digests"], parts, gone, score_background, changes
+        folder,
+        number,
+        meta,
+        config,
+        scenario,
+        digests,
+        found.parts,
+        found.test_ids,
+        score_background,
+        changes,
+        (*([unfinished] if unfinished else []), *found.notes),
     )
 
 
-def _first_part(folder: RunFolder, scenario: Scenario, config: Config, old_data: Path | None) -> Part:
+def _first_part(folder: RunFolder, scenario: Scenario, config: Config) -> Part:
     """The data set of an ordinary run, in the folder from which the run was last started."""
     starts = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else []
     last = starts[-1].get("data") if isinstance(starts, list) and starts and isinstance(starts[-1], dict) else None
     return Part(
         step=0,
         source=scenario.spec.source,
-        data=str(old_data.resolve()) if old_data is not None else last,
+        data=last,
         shapes=config.to_dict()["shapes"],
         prefix="",
         names=scenario.classes,
         classes=tuple(range(len(scenario.classes))),
         val=(scenario[-1].test_split,),
     )
-
-
-def _available(parts: list[Part]) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """The parts whose data can be opened, and why the others cannot."""
-    found, gone = [], []
-    for part in parts:
-        if not part.val:
-            continue
-        try:
-            if part.source not in SOURCES:
-                raise SdrsegError(f"the data set {part.source} is defined in a custom file.")
-            part.open()
-            found.append(part)
-        except SdrsegError as error:
-            gone.append(str(error))
-    return tuple(found), tuple(gone)
 
 
 def copy_steps(parent: Parent, out: RunFolder, memory: dict[str, Any] | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,16 @@ import numpy as np
 
 from sdrseg.config import Config, load_config
 from sdrseg.config.sections import AUTO
-from sdrseg.datasets.extended import CHAIN, Extended, Part
-from sdrseg.datasets.index import ClassIndex, class_index
+from sdrseg.datasets.extended import Extended, Part
+from sdrseg.datasets.index import ClassIndex
 from sdrseg.datasets.source import Split
 from sdrseg.decision import Decision
 from sdrseg.engine.job import read_masks
 from sdrseg.errors import UsageError
-from sdrseg.extend.by_size import settings_by_size
+from sdrseg.extend.by_size import EPOCHS, SCORES, settings_by_size
 from sdrseg.extend.newdata import NewData
 from sdrseg.extend.parent import Parent
+from sdrseg.extend.removed import added_again
 from sdrseg.labels import VOID
 from sdrseg.methods import find_method, method_layers, own_sections, resolve_method
 from sdrseg.scenario import Scenario, Step, parse_spec
@@ -41,12 +43,25 @@ def choose_method(parent: Parent, name: str | None, memory: bool) -> str:
 
 
 def make_config(
-    parent: Parent, method: str, images: int, held_out: bool, file: Path | None, settings: Mapping[str, Any] | None
+    parent: Parent,
+    method: str,
+    images: int,
+    held_out: bool,
+    file: Path | None,
+    settings: Mapping[str, Any] | None,
+    replayed: int = 0,
 ) -> Config:
-    """The parent's network, data and optimiser settings, the method's losses, epochs by the size of the data."""
+    """The parent's network, data and optimiser settings, the method's losses, epochs by the number of new images.
+
+    `replayed`: the number of old images to train on as well, which make an epoch longer.
+    """
     saved = parent.config.to_dict()
     kept = {n: {k: v for k, v in saved[n].items() if k not in leave} for n, leave in KEPT.items()}
     by_size = settings_by_size(images, held_out, parent.config, method)
+    if replayed:
+        batch, epochs = by_size["train"]["batch_size"], by_size["train"]["epochs"]
+        epochs = max(EPOCHS, math.ceil(epochs * (images // batch) / ((images + replayed) // batch)))
+        by_size["train"] |= {"epochs": epochs} | ({"best_every": max(1, epochs // SCORES)} if held_out else {})
     layers = [
         (str(parent.folder.path / "config.json"), kept),
         *method_layers(method, "default", None, parent.source),
@@ -89,16 +104,16 @@ class Plan:
         return self.scenario[-1]
 
     @property
-    def old_test_ids(self) -> tuple[str, ...]:
-        """Images on which the parent's classes can be scored."""
-        known = set(self.indexes["val"].ids)
-        return tuple(id for id in self.parent.scenario[-1].test_ids if id in known)
+    def counts_false_alarms(self) -> bool:
+        """Whether some scored image has labelled background, so that predicting a new class everywhere is punished."""
+        whole = (self.source.labelled(id) is None for id in self.parent.test_ids)
+        return self.new.unlabelled == "background" or any(whole)
 
 
 def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]] | None) -> Plan:
     """Combine old and new data and append a step."""
     replayed = replay[1] if replay is not None else ()
-    parts = [*unchanged(parent), *new.parts, *([replay[0]] if replay is not None else [])]
+    parts = [*parent.parts, *new.parts, *([replay[0]] if replay is not None else [])]
     source = Extended(new.classes, parts, parent.score_background)
     indexes = read_masks(source)
     before = parent.scenario[-1]
@@ -109,7 +124,9 @@ def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]]
     train_table[list(position)] = list(position.values())
     test_table = before.test_table.copy()
     test_table[list(new.new)] = [position[c] for c in new.new]
-    known, val = set(before.test_ids), indexes["val"]
+    for channel, name in added_again(parent, new.names).items():  # its old labels are right again
+        test_table[before.channels[channel]] = position[new.classes.index(name)]
+    known, val = set(parent.test_ids), indexes["val"]
     shown = [id for id, row in zip(val.ids, val.present, strict=True) if id in known or row[list(new.new)].any()]
     step = Step(
         number=parent.step + 1,
@@ -139,22 +156,3 @@ def _quoted(name: str) -> str:
     """A name as a specification can contain it, in quotes if needed."""
     plain = name.replace('"', "'")
     return f'"{plain}"' if any(sign in plain for sign in "@~:/,") or plain != plain.strip() else plain
-
-
-def unchanged(parent: Parent) -> list[Part]:
-    """The old data that have not changed since the model was scored on them."""
-    return [part for part in parent.parts if not changed_masks(parent, part)]
-
-
-def changed_masks(parent: Parent, part: Part) -> bool:
-    """Whether test images of a part are missing or have changed masks."""
-    chained = (parent.folder.path / CHAIN).exists()
-    index = (
-        class_index(Extended(parent.scenario.classes, [part]), "val")
-        if chained
-        else class_index(part.open(), part.val[0])
-    )
-    digests = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
-    tested = parent.scenario[-1].test_ids
-    wanted = [id for id in tested if id in digests or not chained or (part.prefix and id.startswith(part.prefix))]
-    return not wanted or any(digests.get(id) != parent.digests.get(id) for id in wanted)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from sdrseg.config import Config
 from sdrseg.datasets import open_source
@@ -24,6 +25,7 @@ from sdrseg.engine.job import Job
 from sdrseg.engine.shared import survey_with
 from sdrseg.errors import DataError, SdrsegError, quantity
 from sdrseg.extend.parent import Parent
+from sdrseg.extend.removed import forgotten
 from sdrseg.labels import VOID
 from sdrseg.methods import Method
 
@@ -77,15 +79,15 @@ def views_of(parent: Parent, images: Path | None) -> Views | None:
         table[: len(source.classes)] = [names.index(n) if n in names[1:] else 0 for n in source.classes]
         ids = (*source.ids("train"), *source.ids("val"))
         return Views(source, ids, table, True, f"labelled images in {images}")
-    parts = [replace(part, train=("train",), val=()) for part in parent.parts]
-    if not parts or parts[0].step > 0:
-        return None
+    parts = [replace(part, train=("train",), val=()) for part in parent.parts if part.available]
     source = Extended(parent.scenario.classes, parts)
     available = set(source.ids("train"))
+    if not available.intersection(parent.scenario[0].train_ids):  # later steps do not label the classes of step 0
+        return None
     ids = tuple(sorted({id for step in parent.scenario for id in step.train_ids if id in available}))
     table[: len(parent.scenario.classes)] = 0
     table[list(channels)] = range(len(channels))
-    return Views(source, ids, table, True, "training images of the run") if ids else None
+    return Views(source, ids, table, True, "training images of the run")
 
 
 def _labelled(folder: Path, names: Sequence[str]) -> Source | None:
@@ -99,27 +101,39 @@ def _labelled(folder: Path, names: Sequence[str]) -> Source | None:
     return source if set(source.classes[1:]) & set(names[1:]) else None
 
 
-def missing(parent: Parent, method: type[Method]) -> bool:
-    """Whether the method can use a memory that the model does not have."""
-    memory = parent.folder.load_step(parent.step)[2]
-    known = {name.partition(".")[0] for name in memory}
-    return "prototypes" not in known or (method.survey is not Method.survey and "memory" not in known)
+def remembered(parent: Parent) -> set[str]:
+    """What the model has kept of its classes: prototypes, and the memory of LAPS."""
+    return {name.partition(".")[0] for name in parent.folder.load_memory(parent.step)} & {"memory", "prototypes"}
 
 
-def make_memory(job: Job, parent: Parent, views: Views, folder: Path) -> dict[str, Any]:
-    """Let the method survey images as after a step 0 with all these classes, and write memory.safetensors."""
+def needed(method: Method) -> set[str]:
+    """What the method uses of the old classes, as `remembered` names it."""
+    surveys = type(method).survey is not Method.survey
+    compares = any(method.latent.weights()[name] > 0 for name in ("pm", "attract", "repel"))
+    return ({"memory"} if surveys else set()) | ({"prototypes"} if compares else set())
+
+
+def make_memory(job: Job, parent: Parent, views: Views | None, folder: Path) -> dict[str, Any]:
+    """Write memory.safetensors: what the model has, what the method finds in `views`, without silenced channels."""
+    memory = parent.folder.load_memory(parent.step)
+    if views is not None:
+        memory = _surveyed(job, parent, views) | memory
+    entry = {"file": "memory.safetensors", "sha256": ""}
+    if job.processes.rank == 0:
+        entry["sha256"] = save_tensors(folder / "memory.safetensors", forgotten(memory, job.silenced))
+    return entry
+
+
+def _surveyed(job: Job, parent: Parent, views: Views) -> dict[str, Tensor]:
+    """Let the method survey images as after a step 0 with all these classes."""
     config = job.config.of_step(parent.step + 1)
-    _, model, memory = parent.folder.load_step(parent.step)
+    model = parent.folder.load_step(parent.step)[1]
     job.display.say(f"remembering old classes from {quantity(len(views.ids), 'image')}: {views.description}")
     batches = survey_batches(views.source, views.ids, views.table, config, share=job.share)
     decision = None if views.labelled else parent.decision
     classes = len(parent.classes)
     method = survey_with(model, job, config, classes, batches, lambda method: _Survey(method, decision))
-    found = {name: t for name, t in method.state_dict().items() if name.startswith(("memory.", "prototypes."))}
-    entry = {"file": "memory.safetensors", "sha256": ""}
-    if job.processes.rank == 0:
-        entry["sha256"] = save_tensors(folder / "memory.safetensors", {**found, **memory})
-    return entry
+    return {name: t for name, t in method.state_dict().items() if name.startswith(("memory.", "prototypes."))}
 
 
 class _Survey:

@@ -14,13 +14,14 @@ from sdrseg.datasets.batches import eval_batches
 from sdrseg.decision import decide
 from sdrseg.engine.evaluate import labels_and_logits
 from sdrseg.engine.job import Job
+from sdrseg.engine.kept import outside_new
 from sdrseg.engine.saved import open_step
 from sdrseg.errors import UsageError
 from sdrseg.extend.forecast import Forecast
 from sdrseg.extend.plan import Plan
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
-from sdrseg.metrics import StepScore, iou, mean_of
+from sdrseg.metrics import StepScore, as_background, iou, mean_of
 
 EXTENSION = "extension.json"
 WORST = 6
@@ -45,9 +46,12 @@ def review(
 ) -> dict[str, Any]:
     """Compare the model with its parent on all test images, and write extension.json."""
     compared = _compare(job, plan)
-    n_old, old_ids = len(plan.step.old), set(plan.old_test_ids)
+    n_old, old_ids = len(plan.step.old), set(plan.parent.test_ids)
+    kept = [c for c in range(n_old) if c not in score.removed]
     both = [sum((s.matrices[k] for s in compared if s.id in old_ids), np.zeros_like(score.confusion)) for k in (0, 1)]
-    before_iou, after_iou = iou(both[0]), iou(both[1])
+    labelled = [plan.source.labelled(id) for id in old_ids]
+    known = [any(some is None or c in some for some in labelled) for c in plan.step.channels]
+    before_iou, after_iou = (np.where(known, iou(matrix), np.nan) for matrix in both)
     names = list(score.names)
     old = [
         {
@@ -56,16 +60,21 @@ def review(
             "after": _points(after_iou[c]),
             "lost": _points(before_iou[c] - after_iou[c]),
         }
-        for c in range(n_old)
+        for c in kept
     ]
-    new = [{"name": names[c], "iou": _points(score.iou[c])} for c in range(n_old, len(names))]
-    lost = mean_of(before_iou - after_iou, range(1, n_old))
-    new_iou = mean_of(score.iou, range(n_old, len(names)))
+    measured = plan.counts_false_alarms
+    new = [
+        {"name": names[c], "iou": _points(score.iou[c]) if measured else None, "found": _points(score.accuracy[c])}
+        for c in range(n_old, len(names))
+    ]
+    lost = mean_of(before_iou - after_iou, kept[1:])
+    new_iou = mean_of(score.iou, range(n_old, len(names))) if measured else None
     background = both[1][0]
     result = {
         "step": plan.step.number,
         "old_images": len(old_ids),
         "held_out_images": plan.new.held_out,
+        "unlabelled": plan.new.unlabelled,
         "old": old,
         "new": new,
         "forgetting": None if lost is None else 100 * lost,
@@ -84,12 +93,18 @@ def review(
     return result
 
 
+def unmeasured(result: dict[str, Any]) -> list[str]:
+    """The old classes, without background, that no old test image shows: what they lost is not known."""
+    return [str(one["name"]) for one in result["old"][1:] if one["lost"] is None]
+
+
 def verdict(result: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """Whether each requirement is met; one that could not be measured is not met."""
-    lost, new_iou = result["forgetting"], result["new_iou"]
+    lost, new_iou, without = result["forgetting"], result["new_iou"], unmeasured(result)
     missed = []
-    if limits.max_forgetting is not None and (lost is None or lost > limits.max_forgetting):
+    if limits.max_forgetting is not None and (lost is None or without or lost > limits.max_forgetting):
         outcome = "could not be measured" if lost is None else f"is {lost:.1f} points"
+        outcome += f" and was not measured for {', '.join(without)}" if lost is not None and without else ""
         missed.append(f"forgetting {outcome}, the limit is {limits.max_forgetting:g}")
     if limits.min_new_iou is not None and (new_iou is None or new_iou < limits.min_new_iou):
         outcome = "could not be measured" if new_iou is None else f"is {new_iou:.1f}"
@@ -119,6 +134,9 @@ def _compare(job: Job, plan: Plan) -> list[ImageComparison]:
     for network, _ in models:
         network.place_on(job.fabric.device).eval()
     sizes = plan.indexes["val"].size_by_id
+    removed = job.removed_channels(step)
+    merged = torch.arange(k, device=job.fabric.device)
+    merged[list(removed)] = 0
     found: dict[str, ImageComparison] = {}
     for batch in eval_batches(plan.source, step.test_ids, sizes, step.test_table, job.config):
         batch = batch.to(job.fabric.device)
@@ -129,7 +147,7 @@ def _compare(job: Job, plan: Plan) -> list[ImageComparison]:
                 id = batch.ids[first + offset]
                 empty = np.zeros((k, k), np.int64), np.zeros((k, k), np.int64)
                 one = found.setdefault(id, ImageComparison(id, empty, 0, 0))
-                _add(one, labels[offset], predictions[0][offset], predictions[1][offset], len(step.old), k)
+                _add(one, labels[offset], predictions[0][offset], predictions[1][offset], len(step.old), merged)
     n_old = len(step.old)
     for one in found.values():
         pixels = max(1, int(one.matrices[0].sum()))
@@ -137,21 +155,24 @@ def _compare(job: Job, plan: Plan) -> list[ImageComparison]:
         if labelled is not None:  # as in scores: background counts only where a labelled class is predicted
             for matrix in one.matrices:
                 matrix[0, [c not in labelled for c in step.channels]] = 0
-        before, after = one.matrices
+        before, after = one.matrices = (
+            as_background(one.matrices[0], removed),
+            as_background(one.matrices[1], removed),
+        )
         one.regression = float((np.trace(before[:n_old]) - np.trace(after[:n_old])) / pixels)
         one.false_alarm = float(after[:n_old, n_old:].sum() / pixels)
     return list(found.values())
 
 
-def _add(one: ImageComparison, labels: Any, before: Any, after: Any, n_old: int, k: int) -> None:
-    known = labels != VOID
+def _add(one: ImageComparison, labels: Any, before: Any, after: Any, n_old: int, merged: Any) -> None:
+    known, k = labels != VOID, len(merged)
     truth = labels[known].long()
     for matrix, predictions in zip(one.matrices, (before, after), strict=True):
         pairs = torch.bincount(truth * k + predictions[known], minlength=k * k)
         matrix += pairs.view(k, k).cpu().numpy()
-    rest = (labels < n_old) | (labels == VOID)
+    rest = outside_new(labels, n_old)
     one.rest += int(rest.sum())
-    one.same += int((rest & (before == after)).sum())
+    one.same += int((rest & (merged[before] == merged[after])).sum())
 
 
 def _agreement(compared: Sequence[ImageComparison], ids: set[str]) -> float | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sdrseg.config import Config, write_setting
-from sdrseg.datasets.extended import write_chain
+from sdrseg.datasets.extended import Part, write_chain
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.class_weights import require_class_weights
-from sdrseg.engine.job import Job, make_job
+from sdrseg.engine.job import Job, make_job, removed_classes
 from sdrseg.engine.run import carry_out
 from sdrseg.engine.trackers import require_trackers
 from sdrseg.errors import SdrsegError, UsageError
@@ -19,7 +20,8 @@ from sdrseg.extend.forecast import Forecast, forecast
 from sdrseg.extend.newdata import Protocol, Unlabelled, read_new_data, read_replay
 from sdrseg.extend.parent import Parent, copy_steps, read_parent
 from sdrseg.extend.plan import Plan, choose_method, make_config, make_plan
-from sdrseg.extend.remember import Views, make_memory, missing, views_of
+from sdrseg.extend.remember import Views, make_memory, needed, remembered, views_of
+from sdrseg.extend.removed import added_again
 from sdrseg.extend.review import EXTENSION, Limits, review, verdict
 from sdrseg.files import write_json
 from sdrseg.methods import find_method
@@ -50,7 +52,7 @@ def extend(
     data: str | Path,
     out: str | Path,
     *,
-    classes: Sequence[str] | None = None,
+    classes: str | Sequence[str] | None = None,
     method: str | None = None,
     step: int | None = None,
     unlabelled: Unlabelled = "background",
@@ -67,10 +69,11 @@ def extend(
 ) -> Extension:
     """Add classes to the last step of a run (or to `step`) and write a new run. Repeat the call to resume.
 
-    `classes`: the classes of the folder `data` to add; by default all that the model does not know. `unlabelled`: what
-    unlabelled pixels are. `negatives`: also train on images without a new class. `replay`: a folder of labelled old
-    images to train on. `images`: a folder of images of the old classes, for the memory of methods that need one.
-    `old_data`: the folder of the data of the run, if it has moved. The run that is extended is only read.
+    `classes`: the class or classes of the folder `data` to add; by default all that the model does not know.
+    `unlabelled`: what unlabelled pixels are. `negatives`: also train on images without a new class. `replay`: a folder
+    of labelled old images to train on. `protocol`: whether old classes in the masks are hidden (overlapped) or learned
+    (sequential). `images`: a folder of images of the old classes, for the memory of methods that need one.
+    `old_data`: old data that have moved, or labelled test images of an imported model. The run is only read.
     """
     folder, out, limits = Path(data), Path(out), Limits(max_forgetting, min_new_iou)
     parent = read_parent(Path(model), step, None if old_data is None else Path(old_data))
@@ -85,15 +88,17 @@ def extend(
         )
     if protocol not in (None, "overlapped", "sequential"):
         raise UsageError(f"--protocol {protocol}: use overlapped or sequential.")
+    classes = [classes] if isinstance(classes, str) else classes
     new = read_new_data(parent, folder, classes, unlabelled=unlabelled, negatives=negatives, protocol=protocol)
     more = None if replay is None else read_replay(parent, Path(replay), new.classes)
     plan = make_plan(parent, new, more)
     views = views_of(parent, None if images is None else Path(images))
-    remembers = not missing(parent, find_method("laps-softmax"))
-    name = choose_method(parent, method, remembers or views is not None)
-    held_out = bool(new.parts[0].val)
-    file = None if config_file is None else Path(config_file)
-    config = make_config(parent, name, len(plan.step.train_ids), held_out, file, settings)
+    if views is None and replay is not None:
+        views = views_of(parent, Path(replay))
+    known = remembered(parent)
+    name = choose_method(parent, method, "memory" in known or views is not None)
+    configured = partial(make_config, parent, name, len(new.train_ids), new.held_out > 0, replayed=plan.replayed)
+    config = configured(None if config_file is None else Path(config_file), settings)
     require_trackers(config.run.loggers)
     require_class_weights(config, plan.scenario.classes)
     config.require_steps(len(plan.scenario))
@@ -101,20 +106,21 @@ def extend(
     only.require_images([config.of_step(plan.step.number).train.batch_size])
     job = make_job(find_method(name), config, plan.source, plan.indexes, plan.scenario, out, None, display)
     job.replays, job.data, job.earlier_digests = more is not None, folder, parent.digests
-    job.removed = frozenset(
-        id for id, one in zip(parent.scenario[-1].channels, parent.meta["classes"], strict=True) if one.get("removed")
-    )
-    notes = [*new.notes, *_old_data_notes(parent, plan)]
-    needs = missing(parent, job.method)
+    job.removed = removed_classes(parent.scenario[-1], parent.meta)
+    job.silenced = tuple(added_again(parent, new.names))
+    notes = [*new.notes, *_old_data_notes(parent, more)]
+    needs = not needed(job.method(config.of_step(plan.step.number), job.processes)) <= known
     if needs and views is None:
         notes.append(
             f"the model has no memory of the old classes for {name}, and their images are not available, so {name} "
             f"works without one. To make one, add --images FOLDER with images of old classes, labelled or not."
         )
+    if unlabelled == "ignore":
+        notes += _ignored_notes(job, plan)
     done = job.folder.has_model(plan.step.number)
     before = None if done else forecast(job, plan)
     result: dict[str, Any] = {}
-    usual = make_config(parent, name, len(plan.step.train_ids), held_out, None, None)
+    usual = configured(None, None)
     options = {
         "data": data,
         "classes": ",".join(plan.scenario.classes[c] for c in plan.step.new),
@@ -133,9 +139,9 @@ def extend(
 
     def after_step(score: StepScore) -> None:
         if score.step == plan.step.number:
-            if job.processes.rank == 0:
-                result.update(_reviewed(job, plan, score, before, limits, command))
-            job.fabric.barrier()
+            first = job.processes.rank == 0
+            found = _reviewed(job, plan, score, before, limits, command) if first else None
+            result.update(job.fabric.broadcast(found))
 
     printed = [*notes, *(before.sentences() if before is not None else [])]
     identity: dict[str, Any] = {"spec": str(plan.scenario.spec), "method": name, "preset": "default", "recipe": RECIPE}
@@ -143,8 +149,7 @@ def extend(
     if code := file_digest(job.method):
         identity["method_code"] = code
     summary = carry_out(job, identity, notes=printed, prepare=begin, after_step=after_step)
-    facts = None if before is None else before.to_dict()
-    return Extension(out, plan.step.number, name, tuple(notes), facts, result, summary)
+    return Extension(out, plan.step.number, name, tuple(notes), result.get("forecast"), result, summary)
 
 
 def _option_args(options: Mapping[str, Any], config: Config, usual: Config) -> list[str]:
@@ -155,14 +160,35 @@ def _option_args(options: Mapping[str, Any], config: Config, usual: Config) -> l
     return [arg for pair in pairs for arg in pair]
 
 
-def _old_data_notes(parent: Parent, plan: Plan) -> list[str]:
-    if plan.old_test_ids:
-        return []
-    why = f" ({parent.gone[0]})" if parent.gone else ""
-    return [
-        f"the old test images are not available{why}, so forgetting cannot be measured. If they have moved, add "
-        f"--old-data PATH."
-    ]
+def _old_data_notes(parent: Parent, replay: tuple[Part, Sequence[str]] | None) -> list[str]:
+    notes = list(parent.notes)
+    if replay is not None and replay[0].data in [part.data for part in parent.parts if part.available]:
+        notes.append(
+            f"--replay {replay[0].data} also contains the old test images, so the scores of old classes are too "
+            f"optimistic. Name a folder without them."
+        )
+    if not parent.parts:
+        notes.append(
+            "the model was imported without test images, so forgetting cannot be measured. Add --old-data FOLDER with "
+            "labelled images of its classes."
+        )
+    elif not parent.test_ids:
+        notes.append("without old test images, forgetting cannot be measured.")
+    return notes
+
+
+def _ignored_notes(job: Job, plan: Plan) -> list[str]:
+    """What --unlabelled ignore means for training and scores."""
+    notes = ["unlabelled pixels are ignored, so false alarms in the new images are not counted"]
+    if not plan.counts_false_alarms:
+        notes[0] += " and, without old test images of step 0, --min-new-iou cannot be measured"
+    method = job.method(job.config.of_step(plan.step.number), job.processes)
+    if method.iterates(plan.step.number) and not method.needs_teacher:
+        notes.append(
+            f"warning: {method.name} has nothing that keeps the new classes from spreading over unlabelled pixels. Use "
+            f"another --method, or --unlabelled background."
+        )
+    return notes
 
 
 def _begin(job: Job, plan: Plan, views: Views | None) -> None:
@@ -171,7 +197,7 @@ def _begin(job: Job, plan: Plan, views: Views | None) -> None:
         return
     entry: dict[str, Any] | None = None
     step_folder = job.folder.step(plan.parent.step)
-    if views is not None:
+    if views is not None or job.silenced:
         entry = make_memory(job, plan.parent, views, step_folder)
     if job.processes.rank == 0:
         source = plan.source

@@ -7,6 +7,7 @@ from typing import Any
 
 from sdrseg.distributed import Processes
 from sdrseg.errors import quantity
+from sdrseg.extend.review import unmeasured
 from sdrseg.extend.run import Extension
 from sdrseg.terminal import console, print_json, print_table
 
@@ -25,22 +26,40 @@ def show_extension(done: Extension, json: bool) -> None:
     if (lost := result["forgetting"]) is not None:
         verb = "lost" if lost >= 0 else "gained"
         counted = quantity(result["old_images"], "test image")
+        if without := unmeasured(result):
+            old = len(result["old"]) - 1
+            counted = f"over {old - len(without)} of {old} old classes; {counted}"
         out.print(f"old classes {verb} {abs(lost):.1f} points on average ({counted})")
     elif result["kept_elsewhere"] is not None:
         out.print(
             f"old test images are not available; on the new images, {100 * result['kept_elsewhere']:.1f} % of the "
             f"pixels outside the new classes are predicted as before"
         )
-    if result["new_iou"] is not None:
-        held_out = result["held_out_images"]
-        counted = quantity(held_out, "held-out image") if held_out else "their training images"
-        counted += f" and {quantity(result['old_images'], 'old test image')}" if result["old_images"] else ""
-        out.print(f"new classes reach an IoU of {result['new_iou']:.1f} ({counted})")
+    if text := _new_classes(result):
+        out.print(text, soft_wrap=True)
     verdict = result["verdict"]
     if verdict["asked"]:
         outcome = "PASSED" if verdict["met"] else f"MISSED: {'; '.join(verdict['missed'])}"
         out.print(f"verdict: {outcome}", soft_wrap=True)
     out.print(f"run folder: {done.run}", soft_wrap=True)
+
+
+def _new_classes(result: dict[str, Any]) -> str:
+    """The score of the classes of this step, and on which images; empty if they have none."""
+    several = len(result["new"]) > 1
+    names = ", ".join(c["name"] for c in result["new"])
+    held_out, ignored = result["held_out_images"], result.get("unlabelled") == "ignore"
+    counted = quantity(held_out, "held-out image") if held_out else "the training images"
+    counted += f" and {quantity(result['old_images'], 'old test image')}" if result["old_images"] else ""
+    if result["new_iou"] is not None:
+        mean = "reach an IoU of {:.1f} on average" if several else "reaches an IoU of {:.1f}"
+        counted += "; false alarms in the new images are not counted" if ignored else ""
+        return f"{names}, added in this step, {mean.format(result['new_iou'])} ({counted})"
+    if not ignored:
+        return ""
+    found = ", ".join(f"{c['found']:.1f} % of {c['name']}" for c in result["new"] if c["found"] is not None)
+    why = "with --unlabelled ignore, false alarms count only in old test images of step 0"
+    return f"{found} is found ({counted}), but an IoU cannot be measured: {why}"
 
 
 def show_history(found: dict[str, Any], json: bool) -> None:

@@ -45,6 +45,8 @@ def predict_images(
         Image.MAX_IMAGE_PIXELS = -(-max_pixels // 2)  # Pillow warns from here on and refuses twice as many
     inputs = find_inputs(patterns, leave_out=out)
     model = load(path, step, device)
+    if note := model.facts.get("note"):
+        console(stderr=True).print(f"note: {note}", soft_wrap=True)
     tile = model.tile if tile is None else tile
     check_tiles(tile, tile // 4 if overlap is None else overlap)
     outputs = Outputs(out, overlays, probabilities)

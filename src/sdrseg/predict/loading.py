@@ -12,7 +12,7 @@ from torch import Tensor
 from sdrseg.config import Config, saved_config
 from sdrseg.datasets.augment import normalise
 from sdrseg.engine.folder import RunFolder, read_meta
-from sdrseg.engine.saved import find_step, open_step
+from sdrseg.engine.saved import find_step, open_step, unfinished_note
 from sdrseg.errors import SdrsegError, first_line
 from sdrseg.network import Network
 from sdrseg.predict.model import Model
@@ -48,7 +48,8 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
         crop=config.data.crop,
         batch_size=config.eval.batch_size,
         facts={key: meta.get(key) for key in ("spec", "step", "method", "protocol", "net")}
-        | {"model_sha256": meta["files"]["model"]["sha256"], "path": str(folder)},
+        | {"model_sha256": meta["files"]["model"]["sha256"], "path": str(folder)}
+        | {"note": unfinished_note(path, step)},
         decision=decision,
         device=target,
         network=network,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from sdrseg.tiles import (
 )
 
 if TYPE_CHECKING:
+    from sdrseg.extend.newdata import Protocol, Unlabelled
     from sdrseg.extend.run import Extension
 
 CPU = torch.device("cpu")
@@ -63,7 +64,8 @@ class Model:
         """The default side of a tile, chosen by the free memory."""
         self.batch_size = min(batch_size, fitting)
         self.facts = facts
-        """Where the model comes from: specification, step, SHA-256 of its weights and so on."""
+        """Where the model comes from: specification, step, SHA-256 of its weights and so on. `note` is None, or says
+        that a later step of the run is not finished."""
         self.decision: Decision = decision
         """How logits become a class and probabilities (sdrseg.decision)."""
         self.network = network
@@ -124,17 +126,52 @@ class Model:
         yield from self.predict_many(waiting, **options, probabilities=probabilities)
 
     def extend(
-        self, data: str | Path, *, classes: Sequence[str] | None = None, out: str | Path, **options: Any
+        self,
+        data: str | Path,
+        out: str | Path,
+        *,
+        classes: str | Sequence[str] | None = None,
+        method: str | None = None,
+        unlabelled: Unlabelled = "background",
+        negatives: bool = False,
+        replay: str | Path | None = None,
+        protocol: Protocol | None = None,
+        images: str | Path | None = None,
+        old_data: str | Path | None = None,
+        max_forgetting: float | None = None,
+        min_new_iou: float | None = None,
+        config_file: str | Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        display: Any = None,
     ) -> Extension:
         """Add classes from a folder of images in which they are labelled, and write a new run to `out`.
 
-        `options` are those of `sdrseg.extend.run.extend`; `sdrseg.load(out)` is the new model.
+        The keywords are the options of `sdrseg extend` (docs/extend.md): `classes` is one name or several; `settings`
+        are values such as {"train.epochs": 20}. The result has the notes, the forecast, what was kept and lost
+        (`result`), and `met`: whether max_forgetting and min_new_iou are met. `sdrseg.load(out)` is the new model.
         """
         from sdrseg.extend.run import extend
 
         if self.network is None:
             raise SdrsegError("An ONNX file cannot be extended. Load the run that it was exported from.")
-        return extend(self.facts["path"], data, out, classes=classes, **options)
+        return extend(
+            self.facts["path"],
+            data,
+            out,
+            classes=classes,
+            method=method,
+            unlabelled=unlabelled,
+            negatives=negatives,
+            replay=replay,
+            protocol=protocol,
+            images=images,
+            old_data=old_data,
+            max_forgetting=max_forgetting,
+            min_new_iou=min_new_iou,
+            config_file=config_file,
+            settings=settings,
+            display=display,
+        )
 
     def tiles(self, height: int, width: int, *, tile: int | None = None, overlap: int | None = None) -> int:
         """The number of tiles of an image of this size."""

@@ -27,12 +27,16 @@ class ClassInfo(NamedTuple):
     name: str
     colour: tuple[int, int, int]
     step: int  # the step that introduced it
+    removed: bool = False  # its pixels are background
 
 
 def class_infos(classes: list[dict[str, Any]]) -> tuple[ClassInfo, ...]:
     """The classes in meta.json or in the metadata of an ONNX file, in the order of the network's channels."""
     colours = class_colours([c["id"] for c in classes])
-    return tuple(ClassInfo(c["id"], c["name"], colour, c["step"]) for c, colour in zip(classes, colours, strict=True))
+    return tuple(
+        ClassInfo(c["id"], c["name"], colour, c["step"], bool(c.get("removed")))
+        for c, colour in zip(classes, colours, strict=True)
+    )
 
 
 def in_masks(classes: Sequence[ClassInfo]) -> list[ClassInfo]:

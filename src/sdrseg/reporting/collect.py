@@ -64,6 +64,11 @@ class RunRecord:
         return self.scores[-1].names
 
     @property
+    def kept(self) -> list[int]:
+        """The channels of `names` without those of removed classes."""
+        return [c for c in range(len(self.names)) if c not in self.scores[-1].removed]
+
+    @property
     def all_names(self) -> tuple[str, ...]:
         """The classes by channel after the last step of the scenario."""
         return tuple(self.scenario["classes"][c] for c in self.scenario["steps"][-1]["channels"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sdrseg.datasets.source import Source
-from sdrseg.extend.review import EXTENSION
+from sdrseg.extend.review import EXTENSION, unmeasured
 from sdrseg.reporting.collect import RunRecord, damaged, finite
 from sdrseg.reporting.pictures import Row, apply_models, load_images, prediction_tile, start_row
 
@@ -28,7 +28,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class Check:
-    """A threshold, and whether it is met; a value of None could not be measured."""
+    """A requirement, and whether it is met; a value of None could not be measured."""
 
     text: str
     value: float | None
@@ -55,8 +55,9 @@ class Extension:
     kept_elsewhere: float | None
     old_images: int
     held_out_images: int
+    ignored: bool  # unlabelled pixels of the new images are not scored
     checks: tuple[Check, ...]
-    lookalikes: tuple[tuple[str, str, float], ...]  # new class, old class, share of the new class's pixels
+    similar: tuple[tuple[str, str, float], ...]  # new class, old class, share of the new class's pixels
     regressions: tuple[Worst, ...]
     false_alarms: tuple[Worst, ...]
     rows: dict[str, Row] = field(default_factory=dict)
@@ -85,11 +86,13 @@ def _read(run: RunRecord, saved: Any) -> Extension:
     checks = []
     if (most := _number(verdict["max_forgetting"])) is not None:
         text = f"old classes lose at most {most:g} {'point' if most == 1 else 'points'} on average"
-        checks.append(Check(text, lost, lost is not None and lost <= most))
+        without = unmeasured(saved)
+        text += f", but was not measured for {', '.join(without)}" if lost is not None and without else ""
+        checks.append(Check(text, lost, lost is not None and not without and lost <= most))
     if (least := _number(verdict["min_new_iou"])) is not None:
         text = f"new classes reach an IoU of at least {least:g} % on average"
         checks.append(Check(text, reached, reached is not None and reached >= least))
-    lookalikes = {} if saved["forecast"] is None else saved["forecast"]["lookalikes"]
+    similar = {} if saved["forecast"] is None else saved["forecast"]["similar"]
     return Extension(
         label=run.label,
         step=run.last,
@@ -99,8 +102,9 @@ def _read(run: RunRecord, saved: Any) -> Extension:
         kept_elsewhere=_number(saved["kept_elsewhere"]),
         old_images=int(saved["old_images"]),
         held_out_images=int(saved["held_out_images"]),
+        ignored=saved.get("unlabelled") == "ignore",
         checks=tuple(checks),
-        lookalikes=tuple((str(n), str(o), float(share)) for n, old in lookalikes.items() for o, share in old.items()),
+        similar=tuple((str(n), str(o), float(share)) for n, old in similar.items() for o, share in old.items()),
         regressions=_worst(run, saved["regressions"]),
         false_alarms=_worst(run, saved["false_alarms"]),
     )

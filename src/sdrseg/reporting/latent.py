@@ -86,7 +86,8 @@ def measure(outputs: Iterable[ModelOutput], run: RunRecord, classes: int) -> Lat
         result.negative = steps[run.last].negative
         if run.last > 0:
             pair = [(torch.cat(steps[k].vectors), torch.cat(steps[k].labels)) for k in (run.last - 1, run.last)]
-            result.projection = project(run.last - 1, run.last, pair[0], pair[1])
+            if len(pair[0][1]) > 0:  # in small images, every cell of the grid may be unlabelled
+                result.projection = project(run.last - 1, run.last, pair[0], pair[1])
     return result
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -66,6 +67,7 @@ def render(runs: Sequence[RunRecord], found: Gathered) -> str:
         classes=[
             {"channel": c, "name": name, "colour": hex_of(colours[c]), "ink": text_on(colours[c])}
             for c, name in enumerate(first.all_names)
+            if c not in first.scores[-1].removed
         ],
         measures=measures(runs),
         figures=figures(runs),
@@ -88,8 +90,10 @@ def render(runs: Sequence[RunRecord], found: Gathered) -> str:
 
 
 def _run(number: int, run: RunRecord) -> dict[str, Any]:
-    heat, errors = tables.confusion(run.label, run.names, run.scores[-1].confusion)
-    base = run.scores[0].base
+    kept, names = run.kept, [run.names[c] for c in run.kept]
+    heat, errors = tables.confusion(run.label, names, run.scores[-1].confusion[np.ix_(kept, kept)])
+    base = sum(c < run.scores[0].base for c in kept)
+    by_step = [run.summary["class_by_step"][c] for c in kept]
     return {
         "number": number,
         "label": run.label,
@@ -99,7 +103,7 @@ def _run(number: int, run: RunRecord) -> dict[str, Any]:
         "finished": run.finished,
         "total": run.steps,
         "course": run.summary["miou_by_step"],
-        "heat": tables.class_by_step(run.label, run.names, run.summary["class_by_step"], base),
+        "heat": tables.class_by_step(run.label, names, by_step, base),
         "confusion": heat,
         "errors": errors,
         "command": command_line(run),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from sdrseg.colours import hex_of
 from sdrseg.reporting import charts, tables
 from sdrseg.reporting.collect import RunRecord, finite
@@ -106,7 +108,8 @@ def histogram_panel(runs: Sequence[RunRecord], latents: Sequence[Latent | None])
 
 
 def latent_panels(run: RunRecord, latent: Latent | None, distances: Floats | None) -> dict[str, Any]:
-    heat, pairs = (None, []) if distances is None else tables.distances(run.label, run.names, distances)
+    kept, names = run.kept, [run.names[c] for c in run.kept]
+    heat, pairs = (None, []) if distances is None else tables.distances(run.label, names, distances[np.ix_(kept, kept)])
     result: dict[str, Any] = {"label": run.label, "distances": heat, "pairs": pairs, "panels": []}
     projection = None if latent is None else latent.projection
     if projection is not None:

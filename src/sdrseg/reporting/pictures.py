@@ -102,7 +102,7 @@ def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, Cla
     with progress(f"reading {spec.source}") as report:
         index = class_index(source, runs[0].scenario["steps"][-1].get("test_split", "val"), report)
     digests = runs[0].scenario["mask_digests"]
-    found = {id: digest.tobytes().hex() for id, digest in zip(index.ids, index.digests, strict=True)}
+    found = index.digest_by_id
     for id in runs[0].scenario["steps"][-1]["test_ids"]:
         if found.get(id) != digests[id]:
             what = "is missing" if id not in found else "has changed since the runs were scored"
@@ -123,6 +123,8 @@ def choose(run: RunRecord, source: Source, index: ClassIndex, count: int) -> Cho
     row = {id: number for number, id in enumerate(index.ids)}
     pixels = index.pixels[[row[id] for id in ids]]
     share = pixels[:, channels] / np.maximum(pixels.sum(1, keepdims=True), 1)
+    removed = run.scores[-1].removed
+    share[:, [c - 1 for c in removed]] = 0
     enough = np.minimum(VISIBLE, share.max(axis=0) / 2)
     shows, exact = share > 0, np.zeros(len(ids), dtype=bool)
     shown_count, chosen = np.zeros(len(channels)), dict[str, None]()
@@ -139,7 +141,7 @@ def choose(run: RunRecord, source: Source, index: ClassIndex, count: int) -> Cho
         counts = np.bincount(mask.ravel(), minlength=256)[channels]
         shows[best] &= counts >= np.maximum(enough * mask.size, 1)
         exact[best] = True
-    missing = tuple(int(c) + 1 for c in np.flatnonzero(shown_count == 0))
+    missing = tuple(int(c) + 1 for c in np.flatnonzero(shown_count == 0) if int(c) + 1 not in removed)
     return Choice(tuple(chosen), missing)
 
 
@@ -151,9 +153,14 @@ def _view(run: RunRecord, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return shown
 
 
+def _merged(run: RunRecord) -> list[int]:
+    """Every channel, those of removed classes replaced by background."""
+    return [0 if c in run.scores[-1].removed else c for c in range(256)]
+
+
 def load_images(run: RunRecord, source: Source, ids: Sequence[str]) -> list[TestImage]:
     """The images as in the evaluation of the run."""
-    table = torch.tensor(run.scenario["steps"][-1]["test_table"], dtype=torch.uint8)
+    table = torch.tensor(_merged(run), dtype=torch.uint8)[torch.tensor(run.scenario["steps"][-1]["test_table"])]
     images = []
     for id in ids:
         image, mask = (torch.from_numpy(np.array(array)) for array in source.pair(id))
@@ -171,6 +178,7 @@ def apply_models(
 ) -> Iterator[ModelOutput]:
     """Apply the saved models of these steps, or of every finished one, to the images."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    merged = torch.tensor(_merged(run), dtype=torch.uint8)
     for number in range(len(run.scores)) if steps is None else steps:
         network, decision = open_step(run.folder.step(number), run.config.net)
         network.place_on(device).eval()
@@ -178,7 +186,7 @@ def apply_models(
             out = network(normalise(image.pixels[None].to(device)))
             grid = (out.features.shape[-2], out.features.shape[-1])
             labels = to_grid(image.labels[None], grid, network.stride, VOID)
-            predicted = decide(out.logits, decision)[0].to(torch.uint8).cpu().numpy()
+            predicted = merged[decide(out.logits, decision)[0].cpu()].numpy()
             yield ModelOutput(number, image, predicted, out.features.float().cpu(), labels)
 
 

@@ -1,0 +1,93 @@
+"""Removed classes count as background everywhere, and can be added again."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import sdrseg
+from extend_data import QUICK, base_run, coco_folder, masks_folder
+from runs import Quiet
+from sdrseg.engine.evaluate import score_again
+from sdrseg.exporting import metadata
+from sdrseg.extend.history import change_classes
+from sdrseg.extend.run import extend
+from sdrseg.metrics import as_background
+from sdrseg.reporting import write_report
+
+GIVEN = {"settings": QUICK, "display": Quiet()}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A run with the classes of `base` and black, with black removed in `without`."""
+    root = base_run(tmp_path_factory.mktemp("classes"))
+    masks_folder(root / "white", 7)
+    coco_folder(root / "black", 8)
+    extend(root / "run", root / "black", root / "with", display=Quiet())
+    change_classes(root / "with", root / "without", {}, ["black", "red"])
+    return root
+
+
+def test_a_matrix_with_channels_as_background():
+    matrix = np.arange(16).reshape(4, 4)
+    to = np.array([0, 1, 0, 3])
+    expected = np.zeros((4, 4), np.int64)
+    for truth in range(4):
+        for predicted in range(4):
+            expected[to[truth], to[predicted]] += matrix[truth, predicted]
+    assert (as_background(matrix, [2]) == expected).all() and (as_background(matrix, []) == matrix).all()
+
+
+def test_removed_classes_have_no_scores_and_count_as_background(place):
+    before, after = (json.loads((place / run / "steps/1/metrics.json").read_text()) for run in ("with", "without"))
+    names = [c["name"] for c in after["classes"]]
+    removed = [names.index("red (removed)"), names.index("black (removed)")]
+    assert after["removed"] == removed and all(after["classes"][c]["iou"] is None for c in removed)
+    assert np.sum(after["confusion"]) == np.sum(before["confusion"]) and after["left_out"] == []
+    kept = [c["iou"] for n, c in enumerate(after["classes"]) if n not in removed]
+    assert after["miou"]["all"] == pytest.approx(np.mean(kept))
+    assert after["classes"][0]["pixels"] > before["classes"][0]["pixels"]
+    assert [r["same"] for r in score_again(place / "without")] == [True, True]  # the models, scored again
+    total = json.loads((place / "without/summary.json").read_text())
+    assert all(total["forgetting"]["by_class"][c] == [None, None] for c in removed)
+    marked = {c["name"]: c["removed"] for c in metadata(sdrseg.load(place / "without", device="cpu"))["classes"]}
+    assert [name for name, gone in marked.items() if gone] == ["red (removed)", "black (removed)"]
+    page = write_report([place / "without"], place / "report.html", images=2)[0].read_text()
+    tables = re.sub("<script.*?</script>", "", page[page.index('<section id="extension"') :], flags=re.S)
+    assert "green" in tables and "(removed)" not in tables
+
+
+def test_removed_classes_are_not_part_of_an_extension(place, tmp_path):
+    done = extend(place / "without", place / "white", tmp_path / "more", max_forgetting=100.0, **GIVEN)
+    assert [c["name"] for c in done.result["old"]] == ["background", "green", "blue", "yellow", "pink", "cyan"]
+    assert done.met and not any("removed" in name for old in done.forecast["similar"].values() for name in old)
+    scored = json.loads((tmp_path / "more/steps/1/metrics.json").read_text())["classes"]
+    before = [c["iou"] for c in scored if c["iou"] is not None]
+    assert [c["before"] for c in done.result["old"]] == pytest.approx([100 * v for v in before])
+    assert [r["same"] for r in score_again(tmp_path / "more")] == [True] * 3
+
+
+@pytest.mark.parametrize("method", ["laps-softmax", "mib"])
+def test_a_removed_class_can_be_added_again(place, tmp_path, method):
+    """The channel that learned pink first must neither win nor count as a class that is not pink."""
+    masks_folder(tmp_path / "pink", 5, 24)
+    change_classes(place / "run", tmp_path / "without", {}, ["pink"])
+    done = extend(tmp_path / "without", tmp_path / "pink", tmp_path / "again", method=method, display=Quiet())
+    assert "pink (removed)" not in done.forecast["similar"]["pink"] and done.result["new_iou"] > 50
+    model = sdrseg.load(tmp_path / "again")
+    assert [c.name for c in model.classes][-3:] == ["pink (removed)", "cyan", "pink"]
+    masks = {file: np.array(Image.open(file)) > 0 for file in (tmp_path / "pink/masks").iterdir()}
+    found = [model.predict(tmp_path / "pink/images" / file.name).mask[mask] == 7 for file, mask in masks.items()]
+    assert np.concatenate(found).mean() > 0.5
+    assert all(r["same"] for r in score_again(tmp_path / "again"))
+    change_classes(tmp_path / "again", tmp_path / "gone", {}, ["pink"])
+    assert [c.name for c in sdrseg.load(tmp_path / "gone").classes if c.removed] == [
+        "pink (removed)",
+        "pink (removed) (removed)",
+    ]

@@ -1,0 +1,141 @@
+"""The old test images of an extended model: moved, changed, gone, or never there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import segmentation_models_pytorch as smp
+import torch
+
+from extend_data import NAMES, QUICK, SIDE, base_folder, base_run, coco_folder, masks_folder
+from formats import save
+from runs import Quiet
+from sdrseg.datasets.extended import read_chain
+from sdrseg.engine.evaluate import score_again
+from sdrseg.errors import SdrsegError
+from sdrseg.extend.branches import branches
+from sdrseg.extend.history import history
+from sdrseg.extend.imported import import_model
+from sdrseg.extend.parent import read_parent
+from sdrseg.extend.remember import views_of
+from sdrseg.extend.run import extend
+from sdrseg.extend.show import show_extension
+
+GIVEN = {"settings": QUICK, "method": "ft", "display": Quiet()}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    root = base_run(tmp_path_factory.mktemp("old"))
+    masks_folder(root / "white", 7)
+    coco_folder(root / "black", 8)
+    return root
+
+
+@pytest.fixture
+def moved(place, tmp_path) -> Path:
+    """A run whose data have moved from `base` to `moved`, and its extension by white without them in `7`."""
+    shutil.copytree(place / "run", tmp_path / "run")
+    shutil.copytree(place / "base", tmp_path / "moved")
+    started = json.loads((tmp_path / "run/environment.json").read_text())
+    started[-1]["data"] = str(tmp_path / "base")
+    (tmp_path / "run/environment.json").write_text(json.dumps(started))
+    extend(tmp_path / "run", place / "white", tmp_path / "7", **GIVEN)
+    return tmp_path
+
+
+def test_forgetting_is_missed_if_some_old_classes_have_no_score(place, moved, capsys):
+    done = extend(moved / "7", place / "black", moved / "8", max_forgetting=100.0, **GIVEN)
+    assert not done.met and done.result["old_images"] > 0
+    (missed,) = done.result["verdict"]["missed"]
+    assert "was not measured for red, green, blue, yellow, pink, cyan, the limit is 100" in missed
+    assert [c["after"] is None for c in done.result["old"]] == [True] * 7 + [False]  # background, too
+    assert any("the test images of step 0 are not available" in note for note in done.notes)
+    show_extension(done, json=False)
+    shown = capsys.readouterr().out
+    assert "(over 1 of 7 old classes; " in shown and "verdict: MISSED: forgetting is" in shown
+
+
+def test_old_data_restores_what_an_earlier_extension_did_without(place, moved):
+    assert [part.available for part in read_chain(moved / "7")["parts"]] == [False, True]
+    done = extend(moved / "7", place / "black", moved / "8", old_data=moved / "moved", max_forgetting=100.0, **GIVEN)
+    assert done.met and all(c["lost"] is not None for c in done.result["old"]) and not done.notes
+    assert [r["same"] for r in score_again(moved / "8")][1:] == [True, True]
+
+
+def test_false_alarms_count_only_in_images_with_a_background(place, moved):
+    """The held-out images of white label white alone: black everywhere else is no false alarm in them."""
+    given = {**GIVEN, "unlabelled": "ignore", "min_new_iou": 1.0, "settings": {**QUICK, "train.epochs": 8}}
+    done = extend(moved / "7", place / "black", moved / "8", **given)
+    assert done.result["new"] == [{"name": "black", "iou": None, "found": 100.0}] and not done.met
+
+
+def test_branches_with_different_old_images_are_told_apart(place, moved):
+    extend(moved / "7", place / "black", moved / "without", **GIVEN)
+    extend(moved / "7", place / "black", moved / "with", old_data=moved / "moved", **GIVEN)
+    found = branches(moved / "without", moved / "with")
+    assert not found["same_images"]
+    white = next(c for c in found["classes"] if c["name"] == "white")
+    assert found["mean"] == {key: white[key] for key in ("fork", "first", "second")}  # scored in all of them
+
+
+def test_old_data_can_be_those_of_a_later_step(place, moved):
+    shutil.copytree(place / "white", moved / "snow")
+    extend(place / "run", moved / "snow", moved / "two", **GIVEN)
+    (moved / "snow").rename(moved / "elsewhere")
+    done = extend(moved / "two", place / "black", moved / "three", old_data=moved / "elsewhere", **GIVEN)
+    assert all(c["lost"] is not None for c in done.result["old"])
+
+
+def test_old_data_that_do_not_fit_are_an_error(place, moved):
+    base_folder(moved / "others", 12)
+    for image in (moved / "others/masks").iterdir():
+        save(image, np.full((SIDE, SIDE), 1))
+    for folder, match in (
+        (place / "white", "its classes are"),
+        (moved / "others", "none of the images that were scored"),
+    ):
+        with pytest.raises(SdrsegError, match=f"--old-data .*: .*{match}"):
+            extend(moved / "7", place / "black", moved / "out", old_data=folder, **GIVEN)
+    assert not (moved / "out").exists()
+
+
+@pytest.mark.parametrize("gone", ["images", "masks"])
+def test_a_changed_and_a_missing_test_image_are_left_out_alone(place, moved, gone):
+    done = extend(moved / "run", place / "white", moved / "all", old_data=moved / "moved", **GIVEN)
+    images = json.loads((moved / "run/scenario.json").read_text())["steps"][0]["test_ids"]
+    assert done.result["old_images"] == len(images) == 12
+    save(moved / f"moved/masks/{images[0]}.png", np.ones((SIDE, SIDE)))
+    (moved / f"moved/{gone}/{images[1]}.png").unlink()
+    done = extend(moved / "run", place / "white", moved / "rest", old_data=moved / "moved", **GIVEN)
+    assert done.result["old_images"] == 10
+    assert "1 of 12 old test images has changed and is left out" in done.notes
+    assert "1 of 12 old test images is gone and is left out" in done.notes
+    first, second = score_again(moved / "rest")
+    assert first["same"] is None and "gone or have changed" in first["difference"] and second["same"]
+    later = extend(moved / "rest", place / "black", moved / "later", **GIVEN)
+    assert later.result["old_images"] == 10 + done.result["held_out_images"]
+    assert sorted(note for note in later.notes if "old test images" in note) == sorted(done.notes)
+
+
+def test_an_imported_model_is_scored_on_the_old_data_that_are_named(place, tmp_path):
+    torch.manual_seed(0)
+    state = smp.create_model("unet", "resnet18", encoder_weights=None, classes=7).state_dict()
+    torch.save(state, tmp_path / "model.pth")
+    import_model(tmp_path / "model.pth", tmp_path / "run", "unet", NAMES[:7], encoder="resnet18", crop=32)
+    more = {**GIVEN, "settings": {**QUICK, "run.loggers": []}}
+    done = extend(tmp_path / "run", place / "white", tmp_path / "none", **more)
+    assert any("imported without test images" in note for note in done.notes)
+    done = extend(tmp_path / "run", place / "white", tmp_path / "two", old_data=place / "base", **more)
+    assert done.result["old_images"] == 12 and all(c["lost"] is not None for c in done.result["old"]) and not done.notes
+    assert [r["same"] for r in score_again(tmp_path / "two")] == [True, True]
+    assert [step["data"] for step in history(tmp_path / "two")["steps"]] == ["–", str(place / "white")]
+    assert views_of(read_parent(tmp_path / "two"), None) is None  # no image of step 0 to learn from
+    later = extend(tmp_path / "none", place / "black", tmp_path / "three", old_data=place / "base", **more)
+    assert all(c["lost"] is not None for c in later.result["old"])
+    with pytest.raises(SdrsegError, match=r"--old-data .*: none of its classes \(white\) is a class of the model"):
+        extend(tmp_path / "run", place / "black", tmp_path / "four", old_data=place / "white", **more)
