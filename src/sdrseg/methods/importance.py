@@ -25,7 +25,7 @@ from sdrseg.losses.importance import (
     score_importance,
     score_update,
 )
-from sdrseg.methods.base import From, Method, StepInfo
+from sdrseg.methods.base import From, Method, StepInfo, adds_code
 from sdrseg.methods.terms import Term
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class ImportanceMethod(Method):
 
     @property
     def needs_teacher(self) -> bool:
-        return Method(self.config).needs_teacher  # its own hooks do without
+        return adds_code(type(self), EWC, PI, RW) or Method(self.config).needs_teacher  # these three do without
 
     def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
         before = self._parameters(student)
