@@ -257,7 +257,9 @@ def test_a_method_with_a_term_of_its_own_gets_its_teacher():
     assert METHODS["ewc"](make_config("ewc", "default", "kd.weight=1")).needs_teacher
 
 
-@pytest.mark.parametrize("hook", ["after_backward", "after_update", "end_step", "begin_survey", "distilled", "row_rates"])
+@pytest.mark.parametrize(
+    "hook", ["after_backward", "after_update", "end_step", "begin_survey", "distilled", "row_rates"]
+)
 def test_a_method_with_any_code_of_its_own_gets_its_teacher(hook):
     def code(self, *given):
         return getattr(super(kind, self), hook)(*given)

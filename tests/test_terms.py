@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runs import TINY, Quiet
+from runs import TINY, Quiet, run
 from sdrseg import Term, load, register_method, setting, train
 from sdrseg.config import parse_settings
 from sdrseg.engine.bases import base_of
@@ -105,6 +105,33 @@ def test_a_weighted_term_that_never_appears_stops_the_run(own):
     message = "method near: the term 'near' has weight 7, but nothing returned it in the first epoch of step 1"
     with pytest.raises(UsageError, match=message):
         trained("run", "near.weight=7")
+
+
+WITHOUT_TEACHER = """
+import sdrseg
+
+@sdrseg.register_method
+class Near(sdrseg.Method):
+    name = "near"
+    summary = "a term that is never returned"
+    own_step0 = {own_step0}
+    needs_teacher = False
+    settings = {{"weight": sdrseg.setting(2.0, "weight of the term", 0)}}
+    own_terms = (sdrseg.Term("near", "nearness", "L_n", "near.weight", compute=lambda *given: None),)
+"""
+
+
+@pytest.mark.parametrize(("own_step0", "step"), [(False, 1), (True, 0)])
+def test_it_stops_the_run_without_a_teacher_too(own, own_step0, step):
+    Path("near.py").write_text(WITHOUT_TEACHER.format(own_step0=own_step0))
+    message = f"'near' has weight 2, but nothing returned it in the first epoch of step {step}"
+    with pytest.raises(UsageError, match=message):
+        trained("run")
+
+
+@pytest.mark.parametrize("method", ["lwf-mc", "ewc"])
+def test_a_step_0_of_its_own_lacks_the_terms_of_later_steps(tmp_path, method):
+    run(tmp_path / "run", method, "sp.weight=1e-5", "train.epochs=1")
 
 
 def test_a_method_whose_name_is_a_section_cannot_have_settings():

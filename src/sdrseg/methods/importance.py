@@ -50,7 +50,8 @@ def penalty_term(symbol: str) -> Term:
         assert isinstance(method, ImportanceMethod)
         return method.last_penalty if method.anchors else None
 
-    return Term("penalty", "importance penalty", symbol, "importance.weight", compute=value)
+    weight = "importance.weight"
+    return Term("penalty", "importance penalty", symbol, weight, compute=value, in_step0=lambda config: False)
 
 
 class ImportanceMethod(Method):

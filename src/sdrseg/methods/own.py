@@ -49,12 +49,17 @@ def keep_source(method: type[Method], folder: Path) -> None:
 
 
 def require_appeared(method: Method, seen: Collection[str]) -> None:
-    """Raise an error if a later step lacks a term that has a weight."""
+    """Raise an error if a step lacks a term that has a weight."""
+    step = method.step.number
+    terms = {term.name: term for term in method.known_terms}
     for name, weight in method.weights().items():
-        if weight > 0 and name not in seen and method.teacher is not None:
+        excused = name in terms and not terms[name].expected(method.config, step, method.teacher is not None)
+        if weight > 0 and name not in seen and not excused:
+            hint = "" if method.teacher is not None else " (there is no teacher in this step)"
             raise UsageError(
                 f"method {method.name}: the term {name!r} has weight {weight:g}, but nothing returned it in the first "
-                f"epoch of step {method.step.number}. Return it from more_terms(), or set its weight to 0."
+                f"epoch of step {step}{hint}. Return it from its compute function or from more_terms(), or set its "
+                f"weight to 0."
             )
 
 

@@ -40,6 +40,8 @@ class Term:
     terms over pixels share a kernel (methods/pixels.py), those on prototypes their sums (methods/latent.py)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the term, in a section with its name."""
+    in_step0: Callable[[Config], bool] = lambda config: True
+    """Whether a step 0 that the method trains itself has this term. Terms that need the teacher never appear there."""
 
     def weight_in(self, config: Config) -> float:
         name, _, key = self.weight.partition(".")
@@ -47,6 +49,10 @@ class Term:
         if name not in sections and self.settings:  # a configuration that was made without them
             return float(self.settings[key].default)
         return float(getattr(sections[name], key))
+
+    def expected(self, config: Config, step: int, has_teacher: bool) -> bool:
+        """Whether a step has to compute the term if it has a weight."""
+        return (has_teacher or not self.needs_teacher) and (step > 0 or self.in_step0(config))
 
     def formula(self, config: Config) -> str:
         """Weight and symbol, such as 10·UNKD."""
@@ -66,6 +72,10 @@ def encoder_distillation(method: Method, batch: Batch, student: Output, teacher:
     return method.mean_of("enc", encoder_distillation_sums(student.features, teacher.features, keep))
 
 
+def _latent_step0(config: Config) -> bool:
+    return config.latent.step0
+
+
 TERMS: dict[str, Term] = {}
 
 
@@ -82,9 +92,9 @@ for _term in (
     Term("kd", "distillation of the output", lambda c: KD.get(c.kd.kind, c.kd.kind), "kd.weight", True),
     Term("enc", "distillation of the features", "ENC", "enc.weight", True, encoder_distillation),
     Term("pm", "prototype matching", "L_pm", "pm.weight", True),
-    Term("attract", "attraction", "L_a", "cl.attract"),
-    Term("repel", "repulsion", "L_r", "cl.repel"),
-    Term("sp", "sparsity", lambda c: f"L_sp[{c.sp.variant}]", "sp.weight"),
+    Term("attract", "attraction", "L_a", "cl.attract", in_step0=_latent_step0),
+    Term("repel", "repulsion", "L_r", "cl.repel", in_step0=_latent_step0),
+    Term("sp", "sparsity", lambda c: f"L_sp[{c.sp.variant}]", "sp.weight", in_step0=_latent_step0),
 ):
     register_term(_term)
 
