@@ -217,7 +217,6 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     teacher = None
     method = method_type(config, job.processes)
     require_super(method, "__init__", "latent")
-    require_weights(method)
     if step.number == 0:
         job.display.say(load_weights(student, config.net.weights, config.net))
     else:
@@ -233,6 +232,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     info = StepInfo(step.number, old, new, job.protocol, decision, weights, job.replays)
     method.begin_step(info, student, teacher)
     require_super(method, "begin_step", "step")
+    require_weights(method)  # they may depend on the step
     student.place_on(job.fabric.device)
     student.train()
     if config.net.bn == "freeze_stats":

@@ -22,7 +22,7 @@ from sdrseg.methods.own import load_method_file, source_digest
 from sdrseg.methods.presets import OWN_DATA, PRESETS
 from sdrseg.methods.sdr import SDR, SDRMiB
 from sdrseg.methods.studies import STUDIES
-from sdrseg.methods.terms import term_sections
+from sdrseg.methods.terms import TERMS, require_sound, sections_of
 from sdrseg.scenario.registry import find_source
 
 __all__ = [
@@ -69,7 +69,9 @@ def register_method(method: M) -> M:
     if method.settings:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", method.name) or method.name in (*Config().sections(), "step"):
             raise UsageError(f"{method.name!r} cannot name a section of settings. Choose another name for the method.")
-        method.own_sections()
+    own = sections_of(TERMS.values()) | method.own_sections()
+    for term in method.own_terms:
+        require_sound(term, own)
     METHODS[method.name] = method
     source_digest(method)
     return method
@@ -116,8 +118,7 @@ def list_methods(pattern: str = "*") -> list[type[Method]]:
 
 def own_sections(name: str) -> dict[str, type]:
     """The sections of the configuration that a method and the terms declare, for `load_config`."""
-    method = find_method(name)
-    return term_sections() | method.own_sections()
+    return sections_of(TERMS.values()) | find_method(name).own_sections()
 
 
 LIMITED = "limits of the data set"

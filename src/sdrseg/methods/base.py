@@ -20,7 +20,7 @@ from sdrseg.distributed import Processes
 from sdrseg.errors import UsageError
 from sdrseg.methods.latent import LatentSpace
 from sdrseg.methods.pixels import PixelTerms
-from sdrseg.methods.terms import TERMS, Term
+from sdrseg.methods.terms import TERMS, Term, sections_of
 
 if TYPE_CHECKING:
     from sdrseg.datasets.batches import Batch
@@ -98,11 +98,11 @@ class Method(PixelTerms):
 
     @classmethod
     def own_sections(cls) -> dict[str, type]:
-        """The section of the configuration with the custom settings, by name."""
-        name = cls.section or cls.name
+        """The sections of the configuration with the settings of this class and of its terms, by name."""
+        name, of_terms = cls.section or cls.name, sections_of(cls.own_terms)
         if isinstance(cls.settings, type):
-            return {name: cls.settings}
-        return {name: section(name, cls.settings)} if cls.settings else {}
+            return of_terms | {name: cls.settings}
+        return of_terms | ({name: section(name, cls.settings)} if cls.settings else {})
 
     @property
     def own(self) -> Any:
@@ -215,7 +215,7 @@ class Method(PixelTerms):
         return formula + (", MiB init" if self.config.ce.init == "mib" else "")
 
     def weights(self) -> dict[str, float]:
-        """The weight of each term by name; 1 for terms that are not named."""
+        """The weight of each term by name; 1 for terms that are not named. It may depend on `self.step`."""
         return {term.name: term.weight_in(self.config) for term in self.known_terms if term.weight}
 
     @property

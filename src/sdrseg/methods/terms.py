@@ -6,15 +6,15 @@ its function (losses/) and an entry of TERMS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from sdrseg.config import Config
 from sdrseg.config.setting import section
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, nearest
 from sdrseg.losses.distillation import encoder_distillation_sums
 from sdrseg.losses.pixels import to_grid
 
@@ -79,10 +79,30 @@ def _latent_step0(config: Config) -> bool:
 TERMS: dict[str, Term] = {}
 
 
+def sections_of(terms: Iterable[Term]) -> dict[str, type]:
+    """The sections of the configuration that terms declare, by name."""
+    return {term.name: section(term.name, term.settings) for term in terms if term.settings}
+
+
+def require_sound(term: Term, own: Mapping[str, type]) -> None:
+    """Raise an error if the weight of a term is not a setting. `own`: sections besides the built-in ones."""
+    built_in = {name: type(values) for name, values in Config().sections().items()}
+    if term.settings and term.name in (*built_in, "step"):
+        raise UsageError(f"{term.name!r} cannot name a section of settings. Choose another name for the term.")
+    keys = {name: [f"{name}.{f.name}" for f in fields(kind)] for name, kind in (built_in | dict(own)).items()}
+    if term.weight and not any(term.weight in known for known in keys.values()):
+        possible = [key for name in own for key in keys[name]] + [t.weight for t in TERMS.values() if t.weight]
+        raise UsageError(
+            f"The weight of the term {term.name!r}: there is no setting {term.weight!r}"
+            f"{nearest(term.weight, possible)} `settings` declares others."
+        )
+
+
 def register_term(term: Term) -> Term:
     """Register a term for all methods; a weight above 0 enables it."""
     if term.name in TERMS:
         raise UsageError(f"The term {term.name!r} exists already. Choose another name.")
+    require_sound(term, sections_of([*TERMS.values(), term]))
     TERMS[term.name] = term
     return term
 
@@ -97,8 +117,3 @@ for _term in (
     Term("sp", "sparsity", lambda c: f"L_sp[{c.sp.variant}]", "sp.weight", in_step0=_latent_step0),
 ):
     register_term(_term)
-
-
-def term_sections() -> dict[str, type]:
-    """The sections of the configuration that terms declare."""
-    return {term.name: section(term.name, term.settings) for term in TERMS.values() if term.settings}
