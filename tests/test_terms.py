@@ -101,6 +101,15 @@ def test_settings_of_a_method_are_settings(own):
     assert "near.weight" in Path("report.html").read_text()
 
 
+def test_the_report_labels_a_term_without_the_code_of_its_method(own):
+    code = WITHOUT_TEACHER.replace("*given: None", "m, b, student, t: student.features.float().square().mean()")
+    Path("near.py").write_text(code.format(own_step0=False))
+    trained("run")
+    METHODS.pop("near")
+    assert own("report", "run", "--out", "report.html")[0] == 0
+    assert "nearness" in Path("report.html").read_text()
+
+
 def test_a_weighted_term_that_never_appears_stops_the_run(own):
     message = "method near: the term 'near' has weight 7, but nothing returned it in the first epoch of step 1"
     with pytest.raises(UsageError, match=message):

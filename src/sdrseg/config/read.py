@@ -16,7 +16,7 @@ from typing import Any, Literal
 from sdrseg.config.config import Config
 from sdrseg.config.setting import section, setting
 from sdrseg.errors import UsageError, nearest
-from sdrseg.scenario.registry import find_source
+from sdrseg.scenario.registry import DataSetClass, find_source
 
 Sections = Mapping[str, type]
 
@@ -24,7 +24,7 @@ Layer = tuple[str, Mapping[str, Mapping[str, Any]]]  # its origin, and its value
 
 
 def load_config(
-    data_set: str,
+    data_set: str | type[DataSetClass],
     file: Path | None = None,
     settings: Mapping[str, Any] | None = None,
     between: Sequence[Layer] = (),
@@ -35,7 +35,8 @@ def load_config(
     `between`: layers that come after the defaults of the data set and before the file: a preset and a method.
     `own`: sections that the method declares, by name.
     """
-    layers: list[Layer] = [(data_set, find_source(data_set).defaults), *between]
+    source = find_source(data_set)
+    layers: list[Layer] = [(source.name, source.defaults), *between]
     if file is not None:
         layers.append((str(file), _read_toml(file)))
     layers.append(("settings", _nested(settings or {})))
@@ -47,7 +48,7 @@ def load_config(
     net = values.get("net", {})
     if net.get("weights") == "none":  # without pre-trained statistics the usual momentum is too small
         net.setdefault("bn_momentum_encoder", 0.1)
-    return config_from(values, data_set, own)
+    return config_from(values, source.name, own)
 
 
 def config_from(values: Mapping[str, Any], origin: str, own: Sections | None = None) -> Config:

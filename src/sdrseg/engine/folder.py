@@ -40,10 +40,11 @@ class RunFolder:
 
     # --- the run as a whole -----------------------------------------------------------------------------------------
 
-    def open(self, identity: dict[str, Any], config: Config) -> bool:
+    def open(self, identity: dict[str, Any], config: Config, facts: Mapping[str, Any] | None = None) -> bool:
         """Open the folder for this run: a new one, or one with the same specification, method and configuration.
 
-        Returns whether it is an existing run to resume. Only one process can use it at a time.
+        Returns whether it is an existing run to resume. Only one process can use it at a time. `facts`: what reading
+        the run needs of custom code besides its identity, for config.json.
         """
         if self.path.exists() and not self.path.is_dir():
             raise SdrsegError(f"{self.path} is a file. Choose another folder with --out.")
@@ -54,7 +55,8 @@ class RunFolder:
         self._is_existing(identity, config)
         self._take_lock()
         if not self._is_existing(identity, config):  # again: another process may have started the run
-            write_json(self.path / "config.json", {**identity, "format": FORMAT, "config": config.to_dict()})
+            saved = {**identity, "format": FORMAT, **(facts or {}), "config": config.to_dict()}
+            write_json(self.path / "config.json", saved)
             return False
         for folder in (self.path, self.path / "state", *self.path.glob("steps/*")):
             sweep(folder)

@@ -23,7 +23,7 @@ from sdrseg.methods.presets import OWN_DATA, PRESETS
 from sdrseg.methods.sdr import SDR, SDRMiB
 from sdrseg.methods.studies import STUDIES
 from sdrseg.methods.terms import TERMS, require_sound, sections_of
-from sdrseg.scenario.registry import find_source
+from sdrseg.scenario.registry import DataSetClass, known_source
 
 __all__ = [
     "PRESETS",
@@ -125,18 +125,21 @@ LIMITED = "limits of the data set"
 
 
 def method_layers(
-    name: str, preset: str, task: str | None, data_set: str = ""
+    name: str, preset: str, task: str | None, data_set: str | type[DataSetClass] = ""
 ) -> list[tuple[str, dict[str, dict[str, Any]]]]:
-    """The configuration layers of a preset and a method, for `load_config`."""
+    """The configuration layers of a preset and a method, for `load_config`.
+
+    A data set that is not known here counts as one's own data without limits.
+    """
     if preset not in PRESETS:
         raise UsageError(f"unknown preset {preset!r}{nearest(preset, list(PRESETS))}")
     method = find_method(name)
     values = method.values(preset, task)
     layers = [(f"preset {preset}", _nested(PRESETS[preset])), (f"method {name}", _nested(values))]
-    source = find_source(data_set) if data_set and preset == "default" else None
-    if source is not None and source.own_data:
+    source = known_source(data_set) if isinstance(data_set, str) else data_set
+    if data_set and preset == "default" and (source is None or source.own_data):
         layers.insert(1, ("preset default for one's own data", _nested(OWN_DATA)))
-    declared = source.limits if source is not None else {}
+    declared = source.limits if source is not None and preset == "default" else {}
     limits = dict(declared.get("*", {}))
     for kind in reversed(method.__mro__):  # rows of an ablation have the limits of their method
         limits |= declared.get(vars(kind).get("name", ""), {})

@@ -9,7 +9,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sdrseg.errors import UsageError
-from sdrseg.files import atomic_writer
 from sdrseg.methods.base import Method
 from sdrseg.own_files import OWN, run_file
 
@@ -33,19 +32,6 @@ def load_method_file(text: str, known: dict[str, type[Method]]) -> str:
 def file_digest(method: type[Method]) -> str:
     """The start of the SHA-256 of the file of a custom method, "" for a method given by name."""
     return source_digest(method)[:12] if method.__module__.startswith(OWN) else ""
-
-
-def keep_source(method: type[Method], folder: Path) -> None:
-    """Copy the file of a custom method to the folder of its run, for reference; it is never executed."""
-    copy = folder / "method.py"
-    if not file_digest(method) or copy.exists():
-        return
-    file = Path(str(sys.modules[method.__module__].__file__))
-    content = file.read_bytes()
-    if hashlib.sha256(content).hexdigest() != source_digest(method):
-        raise UsageError(f"{file}: changed while the run was starting. Run the command again.")
-    with atomic_writer(copy) as out:
-        out.write(content)
 
 
 def require_appeared(method: Method, seen: Collection[str]) -> None:

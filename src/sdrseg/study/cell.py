@@ -20,7 +20,7 @@ from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.methods import method_layers, own_sections
 from sdrseg.metrics import StepScore, mean_of, pixel_accuracy
-from sdrseg.scenario import Spec, class_lists, parse_spec
+from sdrseg.scenario import Spec, class_lists, parse_spec, saved_source
 
 Cell = dict[str, Any]
 
@@ -228,12 +228,13 @@ def _origin(folder: RunFolder, saved: Mapping[str, Any], config: Config) -> dict
 def _settings(saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Every setting that affects results and differs from the data set, the preset and the method."""
     spec = parse_spec(saved["spec"])
+    source = saved_source(spec.source, saved.get("data_set"))
     try:
-        layers = method_layers(saved["method"], saved["preset"], spec.task, spec.source)
+        layers = method_layers(saved["method"], saved["preset"], spec.task, source)
         own = own_sections(saved["method"])
     except SdrsegError:  # a custom method that is not known here
         layers, own = [], {}
-    usual = {s.key: s.value for s in load_config(spec.source, between=layers, own=own).settings()}
+    usual = {s.key: s.value for s in load_config(source, between=layers, own=own).settings()}
     matters = [s for s in config.settings() if s.affects != "nothing"]
     changed = {s.key: s.plain for s in matters if s.key not in usual or s.value != usual[s.key]}
     return changed | ({"net.weights": Path(config.net.weights).name} if "net.weights" in changed else {})
