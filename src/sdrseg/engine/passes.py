@@ -90,7 +90,7 @@ class CompiledPass(Pass):
         self, fabric: Fabric, method: Method, student: Any, teacher: Network | None, say: Callable[[str], None]
     ):
         super().__init__(fabric, method, student, teacher)
-        kernels.prepare(fabric.device)  # kernels cannot be tested while compiling
+        kernels.prepare(fabric.device)
         self._say = say
         self._trunk = _compiled_trunk(self.backend)
         self._finish: Any = torch.compile(_copy(_finish), dynamic=False, backend=self.backend)
