@@ -144,7 +144,7 @@ def _value(where: str, value: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(items):
             raise UsageError(f"{where} = {value!r} is not a list of {len(items)} values such as [0.5, 2.0].")
         checked = tuple(_value(where, v, k, bounds) for v, k in zip(value, items, strict=True))
-        if list(checked) != sorted(checked):
+        if bounds["increasing"] and list(checked) != sorted(checked):
             raise UsageError(f"{where} = {value!r}: the smaller value comes first.")
         return checked
     low, high = bounds["minimum"], bounds["maximum"]
