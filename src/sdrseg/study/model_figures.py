@@ -11,9 +11,8 @@ from matplotlib.patches import Patch
 from sdrseg.colours import hex_of
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.reporting.collect import RunRecord, collect
-from sdrseg.reporting.latent import BINS, Latent, measure
+from sdrseg.reporting.latent import BINS, UNCERTAIN, Latent, measure, share_uncertain
 from sdrseg.reporting.pictures import TestImage, apply_models, choose, load_images, open_data
-from sdrseg.study.activations import UNCERTAIN, share_uncertain
 from sdrseg.study.figures import COLUMN, DPI, PAGE, figure, legend_below, line_style, save
 
 
