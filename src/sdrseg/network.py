@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sdrseg.compat import ENCODERS, batch_norms, classifier_of, nonnegative, replace_in_deeplab
 from sdrseg.config.net import Net
-from sdrseg.errors import UsageError, nearest
+from sdrseg.errors import UsageError, nearest, quantity
 from sdrseg.kernels.layers import use_fast_layers
 from sdrseg.kernels.upsampling import upsample
 from sdrseg.network_parts import OfficialDecoder, PooledBranch, Upsample, place_strides
@@ -191,7 +191,7 @@ def statistics_warning(net: Net, iterations: int) -> str | None:
         if (moved := statistics_moved(momentum, iterations)) < 0.9:
             enough = 1 - 0.1 ** (1 / max(1, iterations))
             return (
-                f"Batch norm: in {iterations} iterations the running statistics of the {part} move only "
+                f"Batch norm: in {quantity(iterations, 'iteration')} the running statistics of the {part} move only "
                 f"{100 * moved:.0f} % of the way to the data, and evaluation uses them. Train longer, or set "
                 f"net.bn_momentum_{part} to at least {math.ceil(1000 * enough) / 1000} (now {momentum})."
             )

@@ -43,7 +43,8 @@ def convert_data(path: Path, out: Path, json: bool) -> int:
             ["kind", "file", "detail"],
             [[p.kind, p.file, p.detail] for p in problems],
         )
-    out_console.print(f"{out}: {facts['train']:,} train and {facts['val']:,} val images.", soft_wrap=True)
+    written = " and ".join(quantity(facts[split], f"{split} image") for split in SPLITS)
+    out_console.print(f"{out}: {written}.", soft_wrap=True)
     return len(problems)
 
 

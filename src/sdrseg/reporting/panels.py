@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sdrseg.colours import hex_of
+from sdrseg.errors import quantity
 from sdrseg.reporting import charts, tables
 from sdrseg.reporting.collect import RunRecord, finite
 from sdrseg.reporting.latent import BINS, UNCERTAIN, Floats, Latent, box_of, logged, share_uncertain
@@ -117,8 +118,8 @@ def latent_panels(run: RunRecord, latent: Latent | None, distances: Floats | Non
         for when, step, points in panels:
             by_class = {int(c): points[channels == c].tolist() for c in sorted(set(channels.tolist()))}
             name = (
-                f"{run.label}, {when} step {projection.after}: features of {len(points)} cells of {len(by_class)} "
-                f"classes on two principal components."
+                f"{run.label}, {when} step {projection.after}: features of {quantity(len(points), 'cell')} of "
+                f"{quantity(len(by_class), 'class')} on two principal components."
             )
             title = f"{when} step {projection.after} (model of step {step})"
             result["panels"].append({"title": title, "chart": charts.scatter(by_class, colours, box, name)})
