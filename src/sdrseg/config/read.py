@@ -39,7 +39,7 @@ def load_config(
     layers: list[Layer] = [(source.name, source.defaults), *between]
     if file is not None:
         layers.append((str(file), _read_toml(file)))
-    layers.append(("settings", _nested(settings or {})))
+    layers.append(("settings", nested(settings or {})))
     values: dict[str, dict[str, Any]] = {}
     for origin, layer in layers:
         config_from(layer, origin, own)  # check each layer by itself, so that messages name the origin of a value
@@ -213,11 +213,12 @@ def read_settings(file: Path | None, texts: Iterable[str]) -> dict[str, Any]:
     return dict(flat(values)) | parse_settings(texts)
 
 
-def _nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    nested: dict[str, dict[str, Any]] = {}
+def nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings by "section.key" as sections of keys."""
+    sections: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():
         part, dot, name = key.partition(".")
         if not (dot and part and name):
             raise UsageError(f"settings: {key!r} is not a setting. Write section.key, such as train.epochs.")
-        nested.setdefault(part, {})[name] = value
-    return nested
+        sections.setdefault(part, {})[name] = value
+    return sections

@@ -45,6 +45,11 @@ class ClassIndex:
         return {id: (height, width) for id, (height, width) in zip(self.ids, self.sizes.tolist(), strict=True)}
 
     @property
+    def digest_by_id(self) -> dict[str, str]:
+        """The digest of each mask, in hexadecimal."""
+        return {id: digest.tobytes().hex() for id, digest in zip(self.ids, self.digests, strict=True)}
+
+    @property
     def present(self) -> NDArray[np.bool_]:
         """(images, 256): which label values occur."""
         return self.pixels > 0

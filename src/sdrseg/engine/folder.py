@@ -137,6 +137,19 @@ class RunFolder:
         except ValueError as error:
             raise SdrsegError(f"{file}: not valid JSON ({error}). Restore it from a copy.") from error
 
+    def read_log(self) -> list[dict[str, Any]]:
+        """The entries of log.jsonl; incomplete lines of a killed run are skipped."""
+        file = self.path / "log.jsonl"
+        try:
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
+        except OSError as error:
+            raise SdrsegError(f"{file}: cannot be read ({error.strerror}).") from error
+        entries = []
+        for line in lines:
+            with suppress(ValueError):
+                entries.append(json.loads(line))
+        return [entry for entry in entries if isinstance(entry, dict) and {"event", "time"} <= entry.keys()]
+
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def step(self, number: int) -> Path:

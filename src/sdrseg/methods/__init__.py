@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Any, TypeVar
 
-from sdrseg.config import Config
+from sdrseg.config import Config, nested
 from sdrseg.errors import UsageError, nearest
 from sdrseg.methods.base import From, Method, StepInfo
 from sdrseg.methods.cil import CIL
@@ -135,16 +136,16 @@ def method_layers(
         raise UsageError(f"unknown preset {preset!r}{nearest(preset, list(PRESETS))}")
     method = find_method(name)
     values = method.values(preset, task)
-    layers = [(f"preset {preset}", _nested(PRESETS[preset])), (f"method {name}", _nested(values))]
+    layers = [_layer(f"preset {preset}", PRESETS[preset]), _layer(f"method {name}", values)]
     source = known_source(data_set) if isinstance(data_set, str) else data_set
     if data_set and preset == "default" and (source is None or source.own_data):
-        layers.insert(1, ("preset default for one's own data", _nested(OWN_DATA)))
+        layers.insert(1, _layer("preset default for one's own data", OWN_DATA))
     declared = source.limits if source is not None and preset == "default" else {}
     limits = dict(declared.get("*", {}))
     for kind in reversed(method.__mro__):  # rows of an ablation have the limits of their method
         limits |= declared.get(vars(kind).get("name", ""), {})
     limited = {key: From(most, "") for key, most in limits.items() if key in values and values[key].value > most}
-    return [*layers, (LIMITED, _nested(limited))] if limited else layers
+    return [*layers, _layer(LIMITED, limited)] if limited else layers
 
 
 def limits_in(layers: list[tuple[str, dict[str, dict[str, Any]]]]) -> list[tuple[str, str, float]]:
@@ -153,9 +154,5 @@ def limits_in(layers: list[tuple[str, dict[str, dict[str, Any]]]]) -> list[tuple
     return [(section, key, most) for values in found for section, keys in values.items() for key, most in keys.items()]
 
 
-def _nested(values: dict[str, From]) -> dict[str, dict[str, Any]]:
-    nested: dict[str, dict[str, Any]] = {}
-    for key, setting in values.items():
-        section, name = key.split(".")
-        nested.setdefault(section, {})[name] = setting.value
-    return nested
+def _layer(origin: str, values: Mapping[str, From]) -> tuple[str, dict[str, dict[str, Any]]]:
+    return origin, nested({key: value.value for key, value in values.items()})

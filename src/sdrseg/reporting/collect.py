@@ -5,7 +5,6 @@ Only runs that were scored on the same images with the same labels can be compar
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -132,27 +131,8 @@ def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
     environment = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else []
     facts = {key: identity.get(key) for key in ("spec", "method", "preset", "terms", "data_set")}
     facts["sdrseg"] = environment[-1].get("sdrseg") if environment else None
-    log = tuple(_train_lines(folder.path / "log.jsonl"))
+    log = tuple(entry for entry in folder.read_log() if entry["event"] == "train" and "losses" in entry)
     return RunRecord(label, folder, facts, config, scenario, tuple(scores), tuple(metas), tuple(environment), log)
-
-
-def _train_lines(file: Path) -> list[Entry]:
-    """The training lines of the log; an incomplete last line of a killed run is skipped."""
-    try:
-        lines = file.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise SdrsegError(f"{file}: cannot be read ({error.strerror}).") from error
-    entries = []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and entry.get("event") == "train" and "losses" in entry:
-            entries.append(entry)
-    return entries
 
 
 def _other_scenario(first: RunRecord, other: RunRecord) -> str | None:

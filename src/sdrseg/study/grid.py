@@ -23,7 +23,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from sdrseg.config import Config, load_config
+from sdrseg.config import Config, load_config, nested
 from sdrseg.config.read import flat
 from sdrseg.config.sections import AUTO
 from sdrseg.datasets import read_spec
@@ -201,11 +201,7 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
         layers = method_layers(method, preset, spec.task, spec.source)
     except UsageError as error:
         raise UsageError(f"{origin}: {error}") from error
-    nested: dict[str, dict[str, Any]] = {}
-    for key, value in settings.items():
-        section, _, name = key.partition(".")
-        nested.setdefault(section, {})[name] = value
-    config = load_config(spec.source, between=[*layers, (origin, nested)], own=own_sections(method))
+    config = load_config(spec.source, between=[*layers, (origin, nested(settings))], own=own_sections(method))
     if config.train.batch_size == AUTO:
         raise UsageError(f"{origin}: train.batch_size = auto depends on the machine. An experiment needs a number.")
     return Experiment(spec, method, preset, config, settings, {key: settings.get(key) for key in varied})
