@@ -18,8 +18,9 @@ from sdrseg.engine.evaluate import offline_iou, require_held_out, score_also, sc
 from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.optimiser import learning_rates
-from sdrseg.engine.step import Assembled, assemble, require_variances, train_step
+from sdrseg.engine.step import assemble, require_variances, train_step
 from sdrseg.engine.trackers import require_trackers
+from sdrseg.engine.training import Assembled
 from sdrseg.methods import limits_in, method_layers, own_sections, resolve_method
 from sdrseg.methods.finetune import Offline
 from sdrseg.methods.latent import require_official
