@@ -11,7 +11,8 @@ import typer
 from sdrseg.cli.options import AsJson, Assignments, Bases, ConfigFile, DataPath, Preset, SourceFile
 
 Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder for runs and results; by default named after FILE.")
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder for runs and results; by default named after the file or the table."),
 ]
 Cells = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Only these experiments, such as 1-5,8.")]
 Only = Annotated[

@@ -224,7 +224,7 @@ class RunFolder:
         facts = self.read_json("state/current.json")
         if not (isinstance(facts, dict) and facts.get("file") in STATES and isinstance(facts.get("step"), int)):
             file = self.path / "state" / "current.json"
-            raise SdrsegError(f"{file}: sdrseg did not write this. Remove it to train its step from the beginning.")
+            raise SdrsegError(f"{file}: not written by sdrseg. Remove it to train this step from the beginning.")
         return facts
 
     def drop_state(self) -> None:

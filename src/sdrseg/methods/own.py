@@ -25,7 +25,7 @@ def load_method_file(text: str, known: dict[str, type[Method]]) -> str:
     if wanted and wanted not in names:
         raise UsageError(f"{text}: {file} registers no method {wanted!r}, but {', '.join(names)}.")
     if not wanted and len(names) > 1:
-        raise UsageError(f"{file}: registers {', '.join(names)}. Say which one: {file}:{names[0]}")
+        raise UsageError(f"{file}: registers {', '.join(names)}. Choose one: {file}:{names[0]}")
     return wanted or names[0]
 
 

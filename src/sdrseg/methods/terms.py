@@ -1,7 +1,7 @@
 """The terms of the objective: the class, and all built-in terms, each declared only here.
 
 Weights, the formula of a method, whether it needs a teacher and the labels of the report follow from it. A new term is
-its function (losses/) and an entry of TERMS.
+its function (losses/) and a call of `register_term`.
 """
 
 from __future__ import annotations

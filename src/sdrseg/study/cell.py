@@ -88,7 +88,7 @@ def write_cell(run: Path, out: Path) -> Path:
         write_json(file, cell)
     elif read_cell(file) != cell:
         raise SdrsegError(
-            f"{file} contains another result of this configuration. Move it away, or choose another folder."
+            f"{file} contains another result of this configuration. Move that file, or choose another folder."
         )
     return file
 
