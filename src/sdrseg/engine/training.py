@@ -73,8 +73,8 @@ class StepTraining:
         alike = job.iterations_alike(self.step)
         compute = make_pass(job.fabric, self.method, wrapped, self.teacher, config, alike, job.display.say)
         if not self._stopped_before(facts["iteration"]):
-            steps = (self._save, self._validate, job.interruption.check)
-            fit(job.fabric, compute, self._optimiser, self._batches, config, self._watch, *steps)
+            hooks = (self._save, self._validate, job.interruption.check)
+            fit(job.fabric, compute, self._optimiser, self._batches, config, self._watch, *hooks)
         job.interruption.save = None
         self._restore_best()
         return compute.how, job.processes.counted(self._watch.bad)

@@ -137,10 +137,12 @@ def method_layers(
     method = find_method(name)
     values = method.values(preset, task)
     layers = [_layer(f"preset {preset}", PRESETS[preset]), _layer(f"method {name}", values)]
-    source = known_source(data_set) if isinstance(data_set, str) else data_set
-    if data_set and preset == "default" and (source is None or source.own_data):
-        layers.insert(1, _layer("preset default for one's own data", OWN_DATA))
-    declared = source.limits if source is not None and preset == "default" else {}
+    source = None
+    if data_set and preset == "default":
+        source = known_source(data_set) if isinstance(data_set, str) else data_set
+        if source is None or source.own_data:
+            layers.insert(1, _layer("preset default for one's own data", OWN_DATA))
+    declared = source.limits if source is not None else {}
     limits = dict(declared.get("*", {}))
     for kind in reversed(method.__mro__):  # rows of an ablation have the limits of their method
         limits |= declared.get(vars(kind).get("name", ""), {})
