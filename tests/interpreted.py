@@ -21,7 +21,9 @@ def interpret(program: str, *words: str) -> None:
     """Run a program with Triton's interpreter in place of a GPU; it may import tests."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    program = f"from sdrseg import kernels\nkernels.DEVICES.add('cpu')\n{program}"
+    # where a kernel does not run, an error says why; otherwise its plain version would hide that
+    strict = "import warnings\nwarnings.filterwarnings('error', '.* run without our kernel')"
+    program = f"{strict}\nfrom sdrseg import kernels\nkernels.DEVICES.add('cpu')\n{program}"
     command = [sys.executable, "-W", "ignore", "-c", program, *words]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
     if "only 0-dimensional arrays can be converted" in done.stderr:

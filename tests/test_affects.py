@@ -112,20 +112,28 @@ def test_a_new_setting_leaves_the_keys_of_stored_bases(job, section_name):
 
 def test_the_defaults_that_keys_leave_out_are_those_of_this_recipe():
     """A key does not hold defaults: whoever changes one of these counts RECIPE up, then changes it here."""
-    defaults = {s.key: s.value for s in Config().settings() if s.affects == "base"}
     pinned = {
-        "data.augment": "scale_crop", "data.crop": 512, "data.scale": (0.5, 2.0),
-        "train.batch_size": 8, "train.epochs": 30, "train.seed": 0,
-        "net.encoder": "resnet101", "net.decoder": "deeplabv3plus", "net.output_stride": 16,
+        "data.augment": "scale_crop", "data.crop": 512, "data.scale": (0.5, 2.0), "data.colour": 0.0,
+        "train.batch_size": 8, "train.epochs": 30, "train.best_every": 0, "train.patience": 0, "train.seed": 0,
+        "net.encoder": "resnet101", "net.decoder": "deeplabv3plus", "net.output_stride": 16, "net.atrous": "6,12,18",
         "net.decoder_activation": "relu", "net.dilate_first_block": True, "net.stride_on": "conv2",
-        "net.align_corners": False,
-        "net.weights": "imagenet", "net.bn_momentum_encoder": 0.01, "net.bn_momentum_decoder": 0.1, "net.bn": "train",
-        "optim.lr": 1e-3, "optim.decoder_lr_factor": 10.0, "optim.momentum": 0.9, "optim.nesterov": True,
-        "optim.weight_decay": 1e-4, "optim.power": 0.9, "optim.lr_rule": "fixed", "optim.reference_batch": 8,
-        "optim.clip": 0.0, "run.accumulate": 1, "run.precision": "auto", "ce.reduction": "valid",
-        "proto.average": "image", "proto.decay": 0.0, "latent.step0": False, "latent.official": False,
+        "net.align_corners": False, "net.weights": "imagenet",
+        "net.bn_momentum_encoder": 0.01, "net.bn_momentum_decoder": 0.1, "net.bn": "train",
+        "optim.optimiser": "sgd", "optim.lr": 1e-3, "optim.decoder_lr_factor": 10.0, "optim.encoder_lr_factor": 1.0,
+        "optim.momentum": 0.9, "optim.nesterov": True, "optim.betas": (0.9, 0.999), "optim.weight_decay": 1e-4,
+        "optim.schedule": "poly", "optim.power": 0.9, "optim.warmup": 0, "optim.lr_rule": "fixed",
+        "optim.reference_batch": 8, "optim.clip": 0.0, "run.accumulate": 1, "run.precision": "auto",
+        "ce.reduction": "valid", "ce.class_weights": "none", "ce.kind": "standard", "ce.init": "default",
+        "proto.average": "image", "proto.decay": 0.0, "proto.background": "by_protocol",
+        "latent.step0": False, "latent.official": False,
+        "cl.attract": 0.0, "cl.repel": 0.0, "cl.form": "mse", "cl.scope": "batch", "cl.against": "batch",
+        "cl.normaliser": "classes", "cl.labels": "truth", "cl.background": "include_if_known",
+        "sp.weight": 0.0, "sp.variant": "class_max", "sp.scope": "image", "sp.detach_max": False,
+        "laps.positive_base": 2.0,
     }  # fmt: skip
-    assert {key: defaults[key] for key in pinned} == pinned
+    sections = {name: kind for method in METHODS for name, kind in own_sections(method).items()}
+    config = config_from({}, "test", sections)
+    assert {s.key: s.value for s in config.settings() if s.affects in ("base", "losses")} == pinned
 
 
 # --- the configuration of a step -----------------------------------------------------------------------------------

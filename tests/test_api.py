@@ -239,7 +239,7 @@ def test_a_file_in_place_of_a_name(tmp_path):
     assert source_digest(find_method("first")) == new  # of the code that runs
     file.write_text(text)
     file.write_text(OWN.format(name="first", own=False) + OWN.format(name="second", own=False))
-    with pytest.raises(UsageError, match=r"registers first, second\. Say which one: .*mine\.py:first"):
+    with pytest.raises(UsageError, match=r"registers first, second\. Choose one: .*mine\.py:first"):
         resolve_method(str(file))
     assert resolve_method(f"{file}:second") == "second"
     with pytest.raises(UsageError, match="registers no method 'third', but first, second"):

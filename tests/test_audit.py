@@ -337,7 +337,7 @@ FOUR_TIMES = {"x": {1, 2, 3}, "y": {1}, "z": {2, 3}}
             "2-1@disjoint+balanced",
             {"a": {1, 3}, "b": {1, 3}, "c": {3}},
             "No image is used twice, but in 1 case an image contains a class of a later step, which is labelled as "
-            "other. In the later steps, 1 of 2 images contain old classes, which are labelled as other.",
+            "other. In the later steps, 1 of 2 images contains old classes, which are labelled as other.",
         ),
     ],
 )

@@ -49,7 +49,7 @@ def test_every_process_and_part_gets_two_images_or_more(images, unit, most):
     size, why = suitable(images, unit, up_to(most))
     assert size % (2 * unit) == 0
     assert 2 * unit == size or (size <= 16 and size <= most and images // size >= 8)
-    assert why
+    assert why or size == next(iter(batch_size.sizes(unit)))
 
 
 def automatic_job(tmp_path, *more, spec=SPEC):
@@ -61,12 +61,13 @@ def automatic_job(tmp_path, *more, spec=SPEC):
 def test_on_a_cpu_the_crop_limits_it(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     job = automatic_job(tmp_path, "shapes.train=400", spec="shapes:offline")
-    chosen = [(32, 16, "the largest, 16"), (256, 8, "the crop (256) on a CPU"), (512, 2, "the crop (512) on a CPU")]
+    limited = ", limited by the crop ({}) on a CPU"
+    chosen = [(32, 16, " (the largest that auto uses)"), (256, 8, limited.format(256)), (512, 2, limited.format(512))]
     for crop, size, why in chosen:
         job.config = job.config.changed({"data.crop": crop, "train.batch_size": AUTO})
         (said,) = choose_batch_size(job)
         assert job.config.train.batch_size == size
-        assert said == f"batch size {size}, chosen by {why}"
+        assert said == f"batch size {size}{why}"
 
 
 def test_on_a_gpu_it_is_tried_in_every_process(tmp_path, monkeypatch):
@@ -76,7 +77,7 @@ def test_on_a_gpu_it_is_tried_in_every_process(tmp_path, monkeypatch):
     monkeypatch.setattr(batch_size, "_fits", lambda _job, _config, images: tried.append(images) or images <= 2)
     job.processes.world = 2  # the other one is short of memory for eight
     monkeypatch.setattr(job.processes, "any", lambda here: here)
-    assert choose_batch_size(job) == ["batch size 4, chosen by the memory of the GPU"]
+    assert choose_batch_size(job) == ["batch size 4, limited by the memory of the GPU"]
     assert tried == [8, 4, 2]
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import sdrseg.engine.step as engine
+import sdrseg.engine.training as engine
 from runs import content, run
 from sdrseg.errors import UsageError
 

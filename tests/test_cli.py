@@ -123,7 +123,7 @@ def test_json_and_tables_tell_the_same(sdrseg):
     assert (code, err) == (0, "")
     told: dict[str, Any] = json.loads(out)
 
-    assert told["images"] == {"train": 30, "val": 8} and "30 train, 8 val images" in text
+    assert told["images"] == {"train": 30, "val": 8} and "30 train images, 8 val images" in text
     for row, c in zip(rows(text, "shapes: "), told["classes"], strict=True):
         shares = [
             f"{100 * c['pixels'][s] / sum(d['pixels'][s] for d in told['classes']):.2f} %" for s in ("train", "val")
@@ -137,7 +137,7 @@ def test_json_and_tables_tell_the_same(sdrseg):
     for row, s in zip(rows(text, "images of each step"), told["steps"], strict=True):
         order = ("train", "with_old", "with_future", "seen_before", "val", "test")
         assert row == [str(s["step"]), ", ".join(s["new"]), *(str(s[key]) for key in order)]
-    assert told["obeys"].split(".")[0] in " ".join(text.split())
+    assert told["protocol_summary"].split(".")[0] in " ".join(text.split())
     assert f"{100 * told['void_share']['train']:.2f} % of the pixels are void" in text
     assert sorted([p["kind"], p["file"], p["detail"]] for p in told["problems"]) == rows(
         text, quantity(len(told["problems"]), "problem")

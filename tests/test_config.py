@@ -55,6 +55,7 @@ def test_later_layers_win_key_by_key(tmp_path: Path):
         ("data.augment = rrc ", "data.augment", "rrc"),
         ("data.scale=[0.25, 1]", "data.scale", (0.25, 1.0)),
         ("data.scale=[1, 1]", "data.scale", (1.0, 1.0)),
+        ("optim.betas=[0.95, 0.9]", "optim.betas", (0.95, 0.9)),
         ("data.workers=-1", "data.workers", -1),
         ("train.epochs=1_000", "train.epochs", 1000),
         (" train.epochs =3", "train.epochs", 3),

@@ -255,3 +255,23 @@ def test_a_method_with_a_term_of_its_own_gets_its_teacher():
     assert Own(make_config("ft")).needs_teacher
     assert not any(METHODS[name](make_config(name)).needs_teacher for name in ("ft", "offline", "ewc", "pi", "rw"))
     assert METHODS["ewc"](make_config("ewc", "default", "kd.weight=1")).needs_teacher
+
+
+@pytest.mark.parametrize(
+    "hook", ["after_backward", "after_update", "end_step", "begin_survey", "distilled", "row_rates"]
+)
+def test_a_method_with_any_code_of_its_own_gets_its_teacher(hook):
+    def code(self, *given):
+        return getattr(super(kind, self), hook)(*given)
+
+    kind = type("Own", (Method,), {"name": "own", "summary": "own", hook: code})
+    assert kind(make_config("ft")).needs_teacher
+    kind = type("OwnEWC", (METHODS["ewc"],), {hook: code})
+    assert kind(make_config("ewc")).needs_teacher
+
+
+def test_a_method_without_code_of_its_own_has_a_teacher_only_for_its_terms():
+    values = {"name": "own", "summary": "own", "needs_stages": True}
+    assert not type("Own", (METHODS["ft"],), values)(make_config("ft")).needs_teacher
+    assert type("Own", (METHODS["mib"],), values)(make_config("mib")).needs_teacher
+    assert not type("Own", (METHODS["rw"],), values)(make_config("rw")).needs_teacher

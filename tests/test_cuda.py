@@ -13,7 +13,7 @@ from runs import deterministic_algorithms
 from sdrseg.config import load_config, parse_settings
 from sdrseg.datasets.augment import AUGMENTATIONS, crop512, normalise, show
 from sdrseg.datasets.augment import padding as padding_of
-from sdrseg.datasets.batches import Batch, Cached
+from sdrseg.datasets.batches import Augmented, Batch, Cached
 from sdrseg.datasets.cache import PixelCache
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.launch import make_fabric
@@ -123,11 +123,7 @@ def test_cached_batches_make_the_host_wait_for_nothing(no_synchronisation):
     cache = PixelCache(sizes, "cuda")
     for id, size in sizes.items():
         cache.store(id, torch.randint(0, 256, (*size, 3), dtype=torch.uint8).numpy(), np.zeros(size, np.uint8))
-    config = load_config("voc")
-
-    def choose(size, epoch, id):
-        return AUGMENTATIONS["scale_crop"](size, 128, config.data.scale, random.Random(id))
-
+    choose = Augmented(load_config("voc", None, {"data.crop": 128}))
     samples = Cached(cache, list(sizes), torch.arange(256, dtype=torch.uint8).numpy(), choose)
     samples.batch([(0, i) for i in range(8)])
     with no_synchronisation:

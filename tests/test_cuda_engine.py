@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -99,7 +100,9 @@ def test_an_automatic_batch_fits_in_the_memory(tmp_path, monkeypatch, free, size
     settings = parse_settings([*TINY, "train.batch_size=auto", "shapes.train=400", "data.crop=128"])
     config = load_config("shapes", None, settings)
     job = prepare_job(parse_spec("shapes:offline"), "ft", config, None, tmp_path, None, Quiet())
+    gc.collect()  # of earlier tests
     before = torch.cuda.memory_allocated()
     batch_size.choose_batch_size(job)
     assert job.config.train.batch_size == size
-    assert torch.cuda.memory_allocated() == before
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before

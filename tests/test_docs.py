@@ -22,7 +22,6 @@ import yaml
 from PIL import Image
 
 from runs import Quiet
-from sdrseg import __version__
 from sdrseg.cli import main
 from sdrseg.config import parse_settings, saved_config
 from sdrseg.engine.checkpoint import load_tensors
@@ -183,7 +182,7 @@ def test_the_runs_that_diverge_are_those_of_the_results():
     found = {f.stem: json.loads(f.read_text())["rows"] for f in (ROOT / "results/stability").glob("*.json")}
     table = []
     for name, crops in (("long", (64, 128)), ("photographs-long", (128,))):
-        assert all(not row["problem"] and row["last"] < row["first"] for row in found.pop(name))
+        del found[name]  # with the settings of own data, of which the page has no numbers
         ends = {(r["crop"], r["old"], r["method"]): r["problem"] for r in found.pop(f"{name}-without")}
         for crop in crops:
             cells = (ends[crop, old, method] for old in (2, 7) for method in ("ilt", "sdr"))
@@ -191,7 +190,8 @@ def test_the_runs_that_diverge_are_those_of_the_results():
     lines = page.split("| Data, iterations of each step |")[1].split("\n\n")[0].splitlines()[2:]
     assert [[cell.strip() for cell in line.split("|")[3:-1]] for line in lines] == table
     short = [row for rows in found.values() for row in rows]
-    assert not any(row["problem"] for row in short) and f"none of {len(short)} diverged" in page
+    diverged = sum(bool(row["problem"]) for row in short)
+    assert f"{diverged or 'none'} of {len(short)} diverged" in page
 
 
 EXTENDED = {"fine-tuning": "ft", "MiB": "mib", "SDR": "sdr"}
@@ -229,7 +229,8 @@ def test_the_readme_quotes_the_files_of_results(monkeypatch):
 def test_the_citation_agrees_with_the_package_and_the_paper():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert (citation["cff-version"], citation["type"], citation["title"]) == ("1.2.0", "software", "sdrseg")
-    assert (citation["version"], citation["license"]) == (__version__, "Apache-2.0") and citation["message"]
+    assert citation["license"] == "Apache-2.0" and citation["message"]
+    assert "version" not in citation  # the number is in one place, sdrseg/__init__.py
     assert all(author.get("name") for author in citation["authors"])
     (paper,) = citation["references"]
     assert [author["family-names"] for author in paper["authors"]] == ["Michieli", "Zanuttigh"]

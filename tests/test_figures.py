@@ -6,14 +6,15 @@ import json
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from sdrseg.errors import UsageError
-from sdrseg.reporting.latent import BINS
-from sdrseg.study.activations import share_uncertain
+from sdrseg.reporting.latent import BINS, Latent, share_uncertain
+from sdrseg.reporting.panels import histogram_panel
 from sdrseg.study.cell import cell_of
 from sdrseg.study.figures import COLUMN, FORMATS, PAGE, draw_classes, draw_steps, figure, legend_below, line_style
 from test_tables import cell
@@ -120,3 +121,9 @@ def test_lines_differ_in_more_than_colour():
 def test_the_share_of_uncertain_activations():
     assert share_uncertain(np.full(BINS, 1 / BINS)) == pytest.approx(0.55)
     assert share_uncertain(np.eye(BINS)[0]) == 0 and share_uncertain(np.eye(BINS)[BINS // 2]) == pytest.approx(1)
+
+
+def test_the_report_names_the_same_share():
+    latent = Latent(histogram=np.full(BINS, 1 / BINS))
+    panel = histogram_panel([SimpleNamespace(label="sdr")], [latent])
+    assert panel["between"] == "Between 0.3 and 0.85: sdr 55.0\u00a0%." and panel["between"] in str(panel["chart"])

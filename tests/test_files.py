@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sdrseg.errors import SdrsegError, first_line
+from sdrseg.errors import SdrsegError, first_line, quantity
 from sdrseg.files import atomic_writer, cache_folder, require_writable, write_json
 
 
@@ -175,6 +175,14 @@ def test_where_the_cache_lies(monkeypatch, variables, folder):
 )
 def test_the_first_line_of_an_error(message, line):
     assert first_line(RuntimeError(message)) == line
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "words"),
+    [(1, "image", "1 image"), (0, "image", "0 images"), (1200, "image", "1,200 images"), (2, "class", "2 classes")],
+)
+def test_a_number_and_its_noun_agree(number, noun, words):
+    assert quantity(number, noun) == words
 
 
 def test_a_place_that_cannot_be_written_is_named_and_nothing_is_made(tmp_path: Path):

@@ -118,7 +118,7 @@ def test_a_foreign_state_deletes_nothing(tmp_path, file):
     (tmp_path / "run/state/current.json").write_text(json.dumps({"file": file, "sha256": "", "step": 1}))
     before = tree(tmp_path)
     for use in (lambda: folder.load_state(1), lambda: folder.save_state({"w": torch.ones(1)}, {"step": 1})):
-        with pytest.raises(SdrsegError, match=r"current\.json: sdrseg did not write this"):
+        with pytest.raises(SdrsegError, match=r"current\.json: not written by sdrseg"):
             use()
     assert tree(tmp_path) == before
 

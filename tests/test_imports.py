@@ -25,7 +25,7 @@ def entries() -> list[list[str]]:
 
 
 POSITION = {package: position for position, packages in enumerate(entries()) for package in packages}
-NARROW = {"kernels": {"errors"}, "losses": {"kernels", "labels", "variants"}}
+NARROW = {"kernels": {"compat", "errors", "labels"}, "losses": {"kernels", "labels", "variants"}}
 """Packages that may use even less than what is above them, and what they may use."""
 
 

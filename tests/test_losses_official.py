@@ -21,8 +21,9 @@ from loss_cases import (
     Case,
     value_and_gradient,
 )
+from sdrseg.kernels import rows
 from sdrseg.labels import VOID
-from sdrseg.losses import official, prototypes
+from sdrseg.losses import official
 from sdrseg.losses.contrast import (
     attraction,
     repulsion,
@@ -288,7 +289,7 @@ def test_class_sums_by_products_and_one_by_one_are_the_same(classes):
     results = []
     labels = torch.randint(0, classes, (3, 20), dtype=torch.uint8)
     labels[0, :5] = 255
-    for add_up in (prototypes._sums_by_matmul, prototypes._sums_by_index_add):
+    for add_up in (rows._sums_by_matmul, rows._sums_by_index_add):
         torch.manual_seed(classes)
         x = torch.randn(3, 6, 4, 5, dtype=torch.float64, requires_grad=True)
         sums = add_up(x, x.square().sum(1).flatten(1), labels, classes)

@@ -456,5 +456,5 @@ def test_held_out_images_are_scored_and_never_trained_on_and_no_test_image_is_re
 
 
 def test_a_step_without_held_out_images_is_refused(voc):
-    with pytest.raises(SdrsegError, match=r"train.holdout=1e-07 holds out none of the 8437 images of step 0"):
+    with pytest.raises(SdrsegError, match=r"train.holdout=1e-07 holds out none of the 8,437 images of step 0"):
         voc("15-1@disjoint", holdout=1e-7)

@@ -219,9 +219,8 @@ def test_a_file_in_place_of_a_name(sdrseg):
     assert code == 0 and json.loads(out)["spec"] == "own-bars:1-1@disjoint"
     assert [step["train"] for step in json.loads(out)["steps"]] == [4, 4]
     assert list(Path().iterdir()) == [Path("mine.py")]  # no picture unasked
-    assert (
-        sdrseg("train", "mine.py:1-1@disjoint", "--method", "mib", "--out", "run", "--bases", "bases", "--json")[0] == 0
-    )
+    code, _, said = sdrseg("train", "mine.py:1-1@disjoint", "--method", "mib", "--out", "run", "--bases", "bases")
+    assert code == 0 and "kd.weight is capped at 2 for the data set own-bars" in " ".join(said.split())
     saved = json.loads(Path("run/config.json").read_text())
     assert saved["spec"] == "own-bars:1-1@disjoint" and saved["config"]["kd"]["weight"] == 2.0
     forget_own_sources()  # another process
@@ -231,7 +230,15 @@ def test_a_file_in_place_of_a_name(sdrseg):
     assert sdrseg("evaluate", "run", "--source", "mine.py")[0] == 0
     forget_own_sources()
     assert sdrseg("report", "run", "--out", "page.html", "--images", "0")[0] == 0
-    assert "FILE.py:1-1@disjoint" in Path("page.html").read_text()
+    page = Path("page.html").read_text()
+    assert "FILE.py:1-1@disjoint" in page and "--set kd.weight" not in page  # the cap of the data set, not a change
+    assert Path("run/dataset.py").read_text() == Path("mine.py").read_text()
+    code, out, err = sdrseg("result", "run")
+    assert code == 0 and "kd.weight" not in json.loads(out)[0]["settings"], err
+    assert sdrseg("compare", "run")[0] == 0
+    assert sdrseg("figures", "steps", "run", "--dpi", "50")[0] == 0
+    assert sdrseg("figures", "qualitative", "run", "--dpi", "50")[0] == 2
+    assert sdrseg("figures", "qualitative", "run", "--dpi", "50", "--source", "mine.py")[0] == 0
 
 
 def test_a_data_set_from_a_file_reaches_spawned_processes(tmp_path):

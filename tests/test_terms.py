@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from runs import TINY, Quiet
-from sdrseg import Term, load, register_method, setting, train
+from runs import TINY, Quiet, run
+from sdrseg import Term, load, register_method, register_term, setting, train
 from sdrseg.config import parse_settings
 from sdrseg.engine.bases import base_of
 from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.methods import METHODS, Method
-from sdrseg.methods.terms import TERMS, register_term
+from sdrseg.methods.terms import TERMS
 from sdrseg.reporting.curves import meaning
 
 from methods_bench import begin, make_config
@@ -101,13 +101,84 @@ def test_settings_of_a_method_are_settings(own):
     assert "near.weight" in Path("report.html").read_text()
 
 
+def test_the_report_labels_a_term_without_the_code_of_its_method(own):
+    code = WITHOUT_TEACHER.replace("*given: None", "m, b, student, t: student.features.float().square().mean()")
+    Path("near.py").write_text(code.format(own_step0=False))
+    trained("run")
+    METHODS.pop("near")
+    assert own("report", "run", "--out", "report.html")[0] == 0
+    assert "nearness" in Path("report.html").read_text()
+
+
 def test_a_weighted_term_that_never_appears_stops_the_run(own):
     message = "method near: the term 'near' has weight 7, but nothing returned it in the first epoch of step 1"
     with pytest.raises(UsageError, match=message):
         trained("run", "near.weight=7")
 
 
+WITHOUT_TEACHER = """
+import sdrseg
+
+@sdrseg.register_method
+class Near(sdrseg.Method):
+    name = "near"
+    summary = "a term that is never returned"
+    own_step0 = {own_step0}
+    needs_teacher = False
+    settings = {{"weight": sdrseg.setting(2.0, "weight of the term", 0)}}
+    own_terms = (sdrseg.Term("near", "nearness", "L_n", "near.weight", compute=lambda *given: None),)
+"""
+
+
+@pytest.mark.parametrize(("own_step0", "step"), [(False, 1), (True, 0)])
+def test_it_stops_the_run_without_a_teacher_too(own, own_step0, step):
+    Path("near.py").write_text(WITHOUT_TEACHER.format(own_step0=own_step0))
+    message = f"'near' has weight 2, but nothing returned it in the first epoch of step {step}"
+    with pytest.raises(UsageError, match=message):
+        trained("run")
+
+
+@pytest.mark.parametrize("method", ["lwf-mc", "ewc"])
+def test_a_step_0_of_its_own_lacks_the_terms_of_later_steps(tmp_path, method):
+    run(tmp_path / "run", method, "sp.weight=1e-5", "train.epochs=1")
+
+
 def test_a_method_whose_name_is_a_section_cannot_have_settings():
     kind = {"name": "kd", "summary": "s", "settings": {"weight": setting(1.0, "w")}}
     with pytest.raises(UsageError, match="'kd' cannot name a section"):
         register_method(type("Kd", (Method,), kind))
+
+
+@pytest.mark.parametrize(
+    ("weight", "settings", "message"),
+    [
+        ("nera.weight", {}, "there is no setting 'nera.weight'; did you mean 'near.weight'"),
+        ("near.wait", {}, "there is no setting 'near.wait'; did you mean 'near.weight'"),
+        ("near", {}, "there is no setting 'near'"),
+        ("kd.weight", {"weight": setting(1.0, "w")}, "'kd' cannot name a section"),
+    ],
+)
+def test_the_weight_of_a_term_has_to_be_a_setting(weight, settings, message):
+    own = (Term("kd" if settings else "near", "nearness", "L_n", weight, settings=settings),)
+    kind = {"name": "near", "summary": "s", "settings": {"weight": setting(1.0, "w")}, "own_terms": own}
+    with pytest.raises(UsageError, match=message):
+        register_method(type("Near", (Method,), kind))
+    assert "near" not in METHODS
+
+
+def test_a_term_of_a_method_may_declare_settings():
+    own = (Term("pull", "pull", "L_p", "pull.weight", settings={"weight": setting(3.0, "w")}),)
+    kind = register_method(type("Near", (Method,), {"name": "near", "summary": "s", "own_terms": own}))
+    try:
+        config = make_config("near", "default", "pull.weight=4")
+        assert kind(config).weights()["pull"] == 4
+        assert "4·L_p" in kind(config).objective()
+    finally:
+        del METHODS["near"]
+
+
+def test_weights_may_depend_on_the_step(own):
+    Path("near.py").write_text(OWN.replace("self.own.weight}", "self.own.weight * self.step.number}"))
+    trained("run")
+    code, said, _ = own("methods", "near.py", "--json")
+    assert code == 0 and json.loads(said)["weights"]["near"] == 2.0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import optuna
@@ -270,3 +272,11 @@ def test_ranges_are_read_and_published_ones_follow_the_method():
     config = load_config("voc", settings={"kd.weight": 10.0})
     assert [r.key for r in default_ranges(config)] == ["kd.weight", "optim.lr_later"]
     assert np.isclose(default_ranges(config)[1].high, 1e-3)
+
+
+def test_the_command_has_settings_that_can_be_parsed_again():
+    values = {"data.scale": (0.5, 1.5), "optim.nesterov": False, "net.weights": "my weights.pth"}
+    search = SimpleNamespace(spec="shapes:8-2", method="ft", preset="default", data=None, settings=values)
+    words = shlex.split(tuning.train_command(search, {"kd.weight": 2.0}))
+    texts = [text for word, text in pairwise(words) if word == "--set"]
+    assert parse_settings(texts) == {**values, "data.scale": [0.5, 1.5], "kd.weight": 2.0}

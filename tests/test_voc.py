@@ -142,7 +142,7 @@ def test_without_a_list_all_augmented_masks_but_val_are_train(tmp_path: Path):
 def test_a_set_that_is_not_the_published_one_is_noted(tmp_path: Path):
     details = [p.detail for p in Voc(augmented(tmp_path)).problems() if p.kind == "not the published set"]
     assert details == [
-        "1 val images; the published tasks are defined on 1449",
+        "1 val image; the published tasks are defined on 1449",
         "2 train images; the published tasks are defined on 10582",
     ]
 

@@ -198,7 +198,7 @@ def test_parts_of_a_batch_add_up_in_the_log():
 
 def test_a_run_that_diverges_continues_with_a_lower_rate(tmp_path, monkeypatch):
     """Step 1 fails at iteration 3 until its rate is a ninth: first from the saved state, then from the beginning."""
-    import sdrseg.engine.step as engine
+    import sdrseg.engine.training as engine
 
     real, tried = engine.make_optimiser, []
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sdrseg.exporting import export_model as export
     from sdrseg.methods import Method, register_method
     from sdrseg.methods.base import From
-    from sdrseg.methods.terms import Term
+    from sdrseg.methods.terms import Term, register_term
     from sdrseg.predict import Model, Prediction, load
     from sdrseg.reporting import write_report as report
     from sdrseg.scenario import Scenario
@@ -40,6 +40,7 @@ __all__ = [
     "load",
     "register_method",
     "register_source",
+    "register_term",
     "report",
     "setting",
     "train",
@@ -59,6 +60,7 @@ _MODULES = {
     "load": "sdrseg.predict",
     "register_method": "sdrseg.methods",
     "register_source": "sdrseg.datasets",
+    "register_term": "sdrseg.methods.terms",
     "setting": "sdrseg.config.setting",
     "train": "sdrseg.engine.run",
     "report": "sdrseg.reporting:write_report",

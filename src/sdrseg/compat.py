@@ -1,4 +1,4 @@
-"""Everything that uses private parts of other libraries.
+"""Everything that uses private or undocumented parts of other libraries.
 
 Tested with torch 2.11 and 2.15, torchvision 0.26 and 0.29, segmentation_models_pytorch (smp) 0.6.0 and timm
 1.0.30. If another version breaks the network, start here.
@@ -7,12 +7,14 @@ Tested with torch 2.11 and 2.15, torchvision 0.26 and 0.29, segmentation_models_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import Any, cast
 
 import segmentation_models_pytorch as smp
+import torch
 from segmentation_models_pytorch.base import SegmentationHead
 from segmentation_models_pytorch.encoders._base import EncoderMixin
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 ENCODERS: Mapping[str, Mapping[str, Any]] = smp.encoders.encoders
@@ -65,3 +67,25 @@ def nonnegative(node: Any) -> bool:
         return True
     passes = ("MaxPool2D", "AvgPool2D", "Cat", "Permute", "View", "Clone", "Slice", "Add", "Mul")
     return name.startswith(passes) and all(nonnegative(previous) for previous, _ in node.next_functions)
+
+
+def norm_input_gradient(gradient: Tensor, weight: Tensor, inverse: Tensor, eps: float) -> Tensor:
+    """The gradient of the input of a batch norm with fixed statistics: gradient · weight · inverse, channels last.
+
+    `inverse`: 1/√(variance + eps). With a kernel of synchronised batch norm, which is not documented.
+    """
+    return torch.batch_norm_elemt(gradient, weight, None, torch.zeros_like(inverse), inverse, eps)
+
+
+def norm_parameter_gradients(
+    gradient: Tensor, maps: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, needed: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of its weight and bias, where `needed`; with another undocumented kernel of the same kind."""
+    sums = torch.batch_norm_backward_reduce(gradient, maps, mean, inverse, weight, False, *needed)
+    return sums[2], sums[3]
+
+
+def copy_to_compile(function: Any) -> FunctionType:
+    """A copy of a function with its own cache of compiled versions: torch keeps only eight per code object, and every
+    number of classes needs another one."""
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)

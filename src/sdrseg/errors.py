@@ -37,5 +37,6 @@ def nearest(text: str, valid: Sequence[str]) -> str:
 
 
 def quantity(number: int, noun: str) -> str:
-    """A number and its noun, in the plural unless there is one: "1 image", "1,200 images"."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+    """A number and its noun, in the plural unless there is one: "1 image", "1,200 images", "2 classes"."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}" + ("" if number == 1 else plural)

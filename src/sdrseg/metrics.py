@@ -95,7 +95,7 @@ class StepScore:
             "miou": self.miou(),
             "accuracy": {name: mean_of(accuracy, channels) for name, channels in self.groups().items()},
             "classes": [
-                {"channel": c, "name": name, "iou": _number(self.iou[c]), "accuracy": _number(accuracy[c])}
+                {"channel": c, "name": name, "iou": without_nan(self.iou[c]), "accuracy": without_nan(accuracy[c])}
                 | {"pixels": int(self.confusion[c].sum())}
                 for c, name in enumerate(self.names)
             ],
@@ -131,8 +131,8 @@ def forgetting(table: Values) -> Values:
     result = np.full_like(table, np.nan)
     for k in range(1, table.shape[1]):
         earlier = table[:, :k]
-        known = ~np.isnan(earlier).all(axis=1)
-        result[known, k] = np.nanmax(earlier[known], axis=1) - table[known, k]
+        seen = ~np.isnan(earlier).all(axis=1)
+        result[seen, k] = np.nanmax(earlier[seen], axis=1) - table[seen, k]
     return result
 
 
@@ -140,10 +140,10 @@ def intransigence(table: Values, offline: Mapping[str, float | None], names: Seq
     """For each class: its IoU when all classes are learned at once minus its IoU after the step that introduced it."""
     result = np.full(len(names), np.nan)
     for channel, name in enumerate(names):
-        known = table[channel][~np.isnan(table[channel])]
+        values = table[channel][~np.isnan(table[channel])]
         bound = offline.get(name)
-        if known.size and bound is not None:
-            result[channel] = bound - known[0]
+        if values.size and bound is not None:
+            result[channel] = bound - values[0]
     return result
 
 
@@ -160,19 +160,20 @@ def summary(scores: Sequence[StepScore], offline: Mapping[str, float | None] | N
         "miou_by_step": means,
         "step_averaged_miou": float(np.mean(all_means)) if all_means else None,
         "classes": list(scores[-1].names),
-        "class_by_step": [[_number(v) for v in row] for row in table],
+        "class_by_step": [[without_nan(v) for v in row] for row in table],
         "forgetting": {
-            "by_class": [[_number(v) for v in row] for row in lost],
+            "by_class": [[without_nan(v) for v in row] for row in lost],
             "by_step": [mean_of(lost[:, k], foreground) for k in range(table.shape[1])],
             "final": mean_of(lost[:, -1], foreground),
         },
     }
     if offline is not None:
         values = intransigence(table, offline, scores[-1].names)
-        by_class = [_number(v) for v in values]
+        by_class = [without_nan(v) for v in values]
         result["intransigence"] = {"by_class": by_class, "mean": mean_of(values, foreground)}
     return result
 
 
-def _number(value: float) -> float | None:
+def without_nan(value: float) -> float | None:
+    """A value for JSON: None in place of NaN."""
     return None if np.isnan(value) else float(value)

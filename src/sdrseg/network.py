@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sdrseg.compat import ENCODERS, batch_norms, classifier_of, nonnegative, replace_in_deeplab
 from sdrseg.config.net import Net
-from sdrseg.errors import UsageError, nearest
+from sdrseg.errors import UsageError, first_line, nearest, quantity
 from sdrseg.kernels.layers import use_fast_layers
 from sdrseg.kernels.upsampling import upsample
 from sdrseg.network_parts import OfficialDecoder, PooledBranch, Upsample, place_strides
@@ -226,7 +226,7 @@ def statistics_warning(net: Net, iterations: int) -> str | None:
         if (moved := statistics_moved(momentum, iterations)) < 0.9:
             enough = 1 - 0.1 ** (1 / max(1, iterations))
             return (
-                f"Batch norm: in {iterations} iterations the running statistics of the {part} move only "
+                f"Batch norm: in {quantity(iterations, 'iteration')} the running statistics of the {part} move only "
                 f"{100 * moved:.0f} % of the way to the data, and evaluation uses them. Train longer, or set "
                 f"net.bn_momentum_{part} to at least {math.ceil(1000 * enough) / 1000} (now {momentum})."
             )
@@ -262,7 +262,7 @@ def build_network(net: Net, classes: int) -> Network:
     except Exception as error:  # encoders and decoders raise errors of many types
         raise UsageError(
             f"net.encoder={net.encoder} cannot be combined with net.decoder={net.decoder} and "
-            f"net.output_stride={net.output_stride}: {str(error) or type(error).__name__}"
+            f"net.output_stride={net.output_stride}: {first_line(error)}."
         ) from error
     for part, momentum in ((network.encoder, net.bn_momentum_encoder), (network.decoder, net.bn_momentum_decoder)):
         for norm in batch_norms(part):

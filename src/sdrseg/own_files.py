@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.errors import UsageError
+from sdrseg.files import atomic_writer
 
 OWN = "sdrseg_own_"
 """The prefix of the module names of custom files."""
@@ -48,6 +49,21 @@ def run_file(file: Path, known: dict[str, Any]) -> list[str]:
     names = [name for name in known if name not in before]
     _LOADED[key] = (digest, names)
     return names
+
+
+def keep_copy(kind: type, copy: Path) -> None:
+    """Copy the custom file that defines a class, for reference; the copy is never executed."""
+    if not kind.__module__.startswith(OWN) or copy.exists():
+        return
+    file = Path(str(sys.modules[kind.__module__].__file__))
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror}).") from error
+    if hashlib.sha256(content).hexdigest() not in [d for (path, _), (d, _) in _LOADED.items() if path == file]:
+        raise UsageError(f"{file}: changed while the run was starting. Run the command again.")
+    with atomic_writer(copy) as out:
+        out.write(content)
 
 
 def _message(file: Path, path: Path, error: Exception) -> str:

@@ -17,8 +17,8 @@ from sdrseg.weights import load_weights
 
 FILE = "model.safetensors"
 ADVICE = (
-    "Without a network: run `sdrseg weights ENCODER --out FILE.safetensors` where there is one, copy the file here, "
-    "and train with --weights FILE.safetensors (from any place), or with --weights none from random weights. Files of "
+    "Without internet access: run `sdrseg weights ENCODER --out FILE.safetensors` on a machine with access, copy the "
+    "file here, and train with --weights FILE.safetensors, or with --weights none from random weights. Files of "
     "torchvision or timm work too (.pth or .safetensors)."
 )
 
@@ -46,7 +46,7 @@ def cached_weights(folder: Path | None = None) -> list[Cached]:
 
 
 def fetch_weights(encoder: str, out: Path | None) -> str:
-    """Get the ImageNet weights of an encoder, from the cache or the network; write them to a file if one is named."""
+    """Get the ImageNet weights of an encoder, from the cache or the internet; write them to a file if one is named."""
     if out is not None:
         if out.suffix != ".safetensors":
             raise UsageError(f"--out {out}: use a name that ends in .safetensors.")

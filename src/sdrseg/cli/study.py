@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sdrseg.cli.options import AsJson, Assignments, Bases, ConfigFile, DataPath, Preset
+from sdrseg.cli.options import AsJson, Assignments, Bases, ConfigFile, DataPath, Preset, SourceFile
 
 Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder for runs and results; by default named after FILE.")
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder for runs and results; by default named after the file or the table."),
 ]
 Cells = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Only these experiments, such as 1-5,8.")]
 Only = Annotated[
@@ -175,10 +176,14 @@ def figures(
     ] = None,
     every_step: Annotated[bool, typer.Option("--every-step", help="qualitative: predictions after each step.")] = False,
     dpi: Annotated[int, typer.Option(min=50, max=1200, help="Pixels per inch of the PNG.")] = 300,
+    source: SourceFile = None,
 ) -> None:
     """Draw a figure for a paper as SVG, PDF and PNG."""
+    from sdrseg.datasets import run_source_file
     from sdrseg.study.commands import draw
 
+    if source is not None:
+        run_source_file(source)
     for file in draw(
         kind, paths, out or Path(kind), data=path, images=images, ids=id or [], every_step=every_step, dpi=dpi
     ):

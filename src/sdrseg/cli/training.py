@@ -40,7 +40,9 @@ def weights(
     encoder: Annotated[str | None, typer.Argument(help="Fetch the ImageNet weights of this encoder.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write them to a .safetensors file, for a machine without network."),
+        typer.Option(
+            metavar="FILE", help="Also write them to a .safetensors file, for a machine without internet access."
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:

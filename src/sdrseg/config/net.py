@@ -45,7 +45,7 @@ class Net:
         "imagenet", "pre-trained weights: imagenet (downloaded once), none (random), or the path of a file"
     )
     bn_momentum_encoder: float = setting(
-        0.01, "batch-norm momentum of the encoder; 0.1 with net.weights=none if not set", 1e-6, 1
+        0.01, "batch-norm momentum of the encoder; with net.weights=none the default is 0.1", 1e-6, 1
     )
     bn_momentum_decoder: float = setting(0.1, "batch-norm momentum of the decoder", 1e-6, 1)
     bn: Literal["train", "freeze_stats"] = setting(

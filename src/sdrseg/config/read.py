@@ -16,7 +16,7 @@ from typing import Any, Literal
 from sdrseg.config.config import Config
 from sdrseg.config.setting import section, setting
 from sdrseg.errors import UsageError, nearest
-from sdrseg.scenario.registry import find_source
+from sdrseg.scenario.registry import DataSetClass, find_source
 
 Sections = Mapping[str, type]
 
@@ -24,7 +24,7 @@ Layer = tuple[str, Mapping[str, Mapping[str, Any]]]  # its origin, and its value
 
 
 def load_config(
-    data_set: str,
+    data_set: str | type[DataSetClass],
     file: Path | None = None,
     settings: Mapping[str, Any] | None = None,
     between: Sequence[Layer] = (),
@@ -35,10 +35,11 @@ def load_config(
     `between`: layers that come after the defaults of the data set and before the file: a preset and a method.
     `own`: sections that the method declares, by name.
     """
-    layers: list[Layer] = [(data_set, find_source(data_set).defaults), *between]
+    source = find_source(data_set)
+    layers: list[Layer] = [(source.name, source.defaults), *between]
     if file is not None:
         layers.append((str(file), _read_toml(file)))
-    layers.append(("settings", _nested(settings or {})))
+    layers.append(("settings", nested(settings or {})))
     values: dict[str, dict[str, Any]] = {}
     for origin, layer in layers:
         config_from(layer, origin, own)  # check each layer by itself, so that messages name the origin of a value
@@ -47,7 +48,7 @@ def load_config(
     net = values.get("net", {})
     if net.get("weights") == "none":  # without pre-trained statistics the usual momentum is too small
         net.setdefault("bn_momentum_encoder", 0.1)
-    return config_from(values, data_set, own)
+    return config_from(values, source.name, own)
 
 
 def config_from(values: Mapping[str, Any], origin: str, own: Sections | None = None) -> Config:
@@ -143,7 +144,7 @@ def _value(where: str, value: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(items):
             raise UsageError(f"{where} = {value!r} is not a list of {len(items)} values such as [0.5, 2.0].")
         checked = tuple(_value(where, v, k, bounds) for v, k in zip(value, items, strict=True))
-        if list(checked) != sorted(checked):
+        if bounds["increasing"] and list(checked) != sorted(checked):
             raise UsageError(f"{where} = {value!r}: the smaller value comes first.")
         return checked
     low, high = bounds["minimum"], bounds["maximum"]
@@ -212,11 +213,12 @@ def read_settings(file: Path | None, texts: Iterable[str]) -> dict[str, Any]:
     return dict(flat(values)) | parse_settings(texts)
 
 
-def _nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    nested: dict[str, dict[str, Any]] = {}
+def nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings by "section.key" as sections of keys."""
+    sections: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():
         part, dot, name = key.partition(".")
         if not (dot and part and name):
             raise UsageError(f"settings: {key!r} is not a setting. Write section.key, such as train.epochs.")
-        nested.setdefault(part, {})[name] = value
-    return nested
+        sections.setdefault(part, {})[name] = value
+    return sections

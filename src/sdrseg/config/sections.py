@@ -20,7 +20,9 @@ class Data:
         "scale_crop: random scale, padding, random crop (the paper); rrc: random resized crop (the official code)",
     )
     crop: int = setting(512, "side of the square training crop", 32)
-    scale: tuple[float, float] = setting((0.5, 2.0), "range of scale_crop's scale, and of rrc's area", 0.01, 100)
+    scale: tuple[float, float] = setting(
+        (0.5, 2.0), "range of scale_crop's scale, and of rrc's area", 0.01, 100, increasing=True
+    )
     colour: float = setting(
         0.0,
         "strength of colour augmentation: brightness, contrast and saturation of each image are multiplied by factors "

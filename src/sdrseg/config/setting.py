@@ -57,11 +57,13 @@ def setting(
     *,
     affects: Affects = "base",
     same: Any = None,
+    increasing: bool = False,
     keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """Declare a configuration value with its meaning, its bounds and what it affects.
 
-    `same`, for an X_later: the value that means "as X". `keywords`: names for special values, such as "auto".
+    `same`, for an X_later: the value that means "as X". `increasing`, for a range: the smaller value comes first.
+    `keywords`: names for special values, such as "auto".
     """
     facts = {
         "help": help,
@@ -69,6 +71,7 @@ def setting(
         "maximum": maximum,
         "affects": affects,
         "same": same,
+        "increasing": increasing,
         "keywords": keywords,
     }
     return field(default=default, metadata=facts)

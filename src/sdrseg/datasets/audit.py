@@ -80,11 +80,10 @@ def _label_problems(source: Source, index: ClassIndex) -> Iterator[Problem]:
     labelled = index.pixels[:, 1:VOID].any(axis=1)
     for row in np.flatnonzero(readable & ~labelled):
         void = int(index.pixels[row, VOID])
-        hint = (
-            f'; {void} pixels are {VOID} (void). If {VOID} is a class, add to dataset.toml: values = {{255 = "…"}}'
-            if void
-            else ""
-        )
+        hint = ""
+        if void:
+            hint = f"; it has {quantity(void, 'pixel')} with the value {VOID} (void). If {VOID} is a class, add to "
+            hint += 'dataset.toml: values = {255 = "…"}'
         yield Problem(
             source.file(index.ids[row], "mask"), "empty mask", f"contains no class; no step will use it{hint}"
         )
@@ -172,7 +171,8 @@ def protocol_summary(scenario: Scenario, facts: Sequence[StepFacts]) -> str:
     repeated = sum(count > 1 for count in times.values())
     future, sequential = sum(f.with_future for f in facts), scenario.spec.protocol == "sequential"
     if repeated:
-        kind = f"{repeated} of the {len(times)} training images are used in more than one step"
+        used = f"{quantity(len(times), 'training image')} {'is' if repeated == 1 else 'are'} used"
+        kind = f"{repeated} of the {used} in more than one step"
         kind += f"; {_uses(future)} a class of a later step, which is labelled as {rest} there" if future else ""
     elif future:
         kind = f"No image is used twice, but {_uses(future)} a class of a later step, which is labelled as {rest}"
@@ -180,14 +180,13 @@ def protocol_summary(scenario: Scenario, facts: Sequence[StepFacts]) -> str:
         kind = "No image is used twice, and none contains a class of a later step"
     later = [f for f in facts if f.step > 0]
     old, total = sum(f.with_old for f in later), sum(f.train for f in later)
+    contain = f"{old} of {quantity(total, 'image')} {'contains' if old == 1 else 'contain'} old classes"
     if not old:
         labels = "No image of a later step contains an old class, so all protocols give the same labels."
     elif sequential:
-        labels = (
-            f"In the later steps, {old} of {total} images contain old classes, whose labels sequential training keeps."
-        )
+        labels = f"In the later steps, {contain}, whose labels sequential training keeps."
     else:
-        labels = f"In the later steps, {old} of {total} images contain old classes, which are labelled as {rest}."
+        labels = f"In the later steps, {contain}, which are labelled as {rest}."
     return f"{kind}. {labels}"
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from PIL import Image
 
-from sdrseg.colours import colour_table
 from sdrseg.config import Config
 from sdrseg.datasets import open_source
 from sdrseg.datasets.folder.splits import SPLITS
+from sdrseg.datasets.pictures import mask_picture
 from sdrseg.datasets.source import Problem, Progress, Source
 from sdrseg.errors import DataError, SdrsegError, quantity
 from sdrseg.files import require_writable
@@ -43,7 +43,8 @@ def convert_data(path: Path, out: Path, json: bool) -> int:
             ["kind", "file", "detail"],
             [[p.kind, p.file, p.detail] for p in problems],
         )
-    out_console.print(f"{out}: {facts['train']:,} train and {facts['val']:,} val images.", soft_wrap=True)
+    written = " and ".join(quantity(facts[split], f"{split} image") for split in SPLITS)
+    out_console.print(f"{out}: {written}.", soft_wrap=True)
     return len(problems)
 
 
@@ -92,9 +93,7 @@ def _write_pair(source: Source, id: str, root: Path, split: str) -> None:
         shutil.copyfile(file, targets[0].with_name(targets[0].name + file.suffix))
     else:
         Image.fromarray(image).save(targets[0].with_name(f"{targets[0].name}.png"))
-    picture = Image.fromarray(mask)
-    picture.putpalette(colour_table().tobytes())
-    picture.save(targets[1].with_name(f"{targets[1].name}.png"))
+    mask_picture(mask).save(targets[1].with_name(f"{targets[1].name}.png"))
 
 
 def _settings(source: Source, held_out: int) -> str:

@@ -79,7 +79,7 @@ class _Found:
                 | {"seen_before": f.seen_before}
                 for s, f in zip(scenario.steps, self.facts, strict=True)
             ]
-            result["obeys"] = protocol_summary(scenario, self.facts)
+            result["protocol_summary"] = protocol_summary(scenario, self.facts)
             result["better_order"] = self.order
             result["warnings"] = scenario.warnings
         return result | {"config": self.config.to_dict()}
@@ -115,7 +115,7 @@ def _print(found: _Found) -> None:
     contents, source, scenario, facts = found.contents, found.source, found.scenario, found.facts
     out = console()
     splits = list(contents.images)
-    title = f"{contents.name}: " + ", ".join(f"{contents.images[s]:,} {s}" for s in splits) + " images"
+    title = f"{contents.name}: " + ", ".join(quantity(contents.images[s], f"{s} image") for s in splits)
     columns = ["id", "class", *(f"{s} {what}" for s in splits for what in ("images", "pixels", "share"))]
     total = {s: max(1, sum(c.pixels[s] for c in contents.classes)) for s in splits}
     rows: list[list[Any]] = []

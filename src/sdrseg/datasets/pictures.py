@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import AvifImagePlugin, Image, ImageOps
 
+from sdrseg.colours import colour_table
 from sdrseg.datasets.heif import allow_heif
-from sdrseg.errors import DataError
+from sdrseg.errors import DataError, first_line
 from sdrseg.labels import VOID
 
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
@@ -48,16 +49,9 @@ def rgb(picture: Image.Image) -> NDArray[np.uint8]:
 
 def picture_size(path: Path) -> tuple[int, int]:
     """(height, width) of a picture as `read_image` returns it; reads only the header."""
-    try:
-        allow_heif(path)
-        with Image.open(path) as picture:
-            width, height = picture.size
-            return (width, height) if picture.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8) else (height, width)
-    except DataError:
-        raise
-    except Exception as error:  # Pillow raises many kinds of errors on damaged files
-        reason = str(error) or type(error).__name__
-        raise DataError(f"{path}: cannot be read as a picture ({reason}). Replace or remove it.") from error
+    with open_picture(path, decode=False) as picture:
+        width, height = picture.size
+        return (width, height) if picture.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8) else (height, width)
 
 
 def read_label(path: Path) -> NDArray[np.uint8 | np.uint16 | np.int32]:
@@ -73,17 +67,24 @@ def read_label(path: Path) -> NDArray[np.uint8 | np.uint16 | np.int32]:
 
 
 @contextmanager
-def open_picture(path: Path) -> Iterator[Image.Image]:
+def open_picture(path: Path, decode: bool = True) -> Iterator[Image.Image]:
     """Open and decode a picture; any error of Pillow, also inside the block, becomes an error that names the file."""
     try:
         allow_heif(path)
         with Image.open(path) as picture:
-            picture.load()
+            if decode:
+                picture.load()
             yield picture
     except DataError:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file.") from error
     except Exception as error:  # Pillow raises many kinds of errors on damaged files, also for EXIF data
-        reason = str(error) or type(error).__name__
-        raise DataError(f"{path}: cannot be read as a picture ({reason}). Replace or remove it.") from error
+        raise DataError(f"{path}: cannot be read as a picture ({first_line(error)}). Replace or remove it.") from error
+
+
+def mask_picture(mask: NDArray[np.uint8]) -> Image.Image:
+    """A mask of class ids as a picture with a palette, which makes the classes visible."""
+    picture = Image.fromarray(mask)
+    picture.putpalette(colour_table().tobytes())
+    return picture

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sdrseg.config import Config
 from sdrseg.datasets.pictures import read_image, read_label
-from sdrseg.errors import DataError
+from sdrseg.errors import DataError, quantity
 from sdrseg.own_files import OWN, run_file
 from sdrseg.scenario import SOURCES
 
@@ -175,7 +175,7 @@ class PictureFiles(Source):
     def note_size(self, path: Path, split: Split, published: int) -> None:
         """Add a problem if the size of a split is not that of the published data set."""
         if (found := len(self._ids[split])) != published:
-            detail = f"{found} {split} images; the published tasks are defined on {published}"
+            detail = f"{quantity(found, f'{split} image')}; the published tasks are defined on {published}"
             self._problems.append(Problem(str(path), "not the published set", detail))
 
 

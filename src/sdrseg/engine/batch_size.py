@@ -40,15 +40,15 @@ def choose_batch_size(job: Job) -> list[str]:
     unit = job.processes.world * job.config.run.accumulate
     size, why = suitable(images, unit, _limit(job, unit))
     job.config = job.config.changed({"train.batch_size": size})
-    return [f"batch size {size}, chosen by {why}"]
+    return [f"batch size {size}, limited by {why}" if why else f"batch size {size} (the largest that auto uses)"]
 
 
 def suitable(images: int, unit: int, fits: Callable[[int], str]) -> tuple[int, str]:
-    """The largest batch size that leaves enough batches in an epoch and that fits, and what limits it.
+    """The largest batch size that leaves enough batches in an epoch and that fits, and what limits it, if anything.
 
     `unit`: a batch is a multiple of twice this. `fits`: "" or what a batch of this size is too large for.
     """
-    why = f"the largest, {LARGEST}"
+    why = ""
     for size in sizes(unit):
         if images // size < BATCHES:
             why = f"the number of images ({quantity(images, 'image')} in the smallest step)"
@@ -89,7 +89,7 @@ def _limit(job: Job, unit: int) -> Callable[[int], str]:
 
 
 def _fits(job: Job, config: Config, images: int) -> bool:
-    """Try whether a batch of this size, with student and teacher, takes at most a share of the free memory."""
+    """Whether a batch of this size, with student and teacher, fits in a share of the free memory; found by trying."""
     device = job.fabric.device
     limit = MEMORY * free_memory(device)
     torch.cuda.reset_peak_memory_stats(device)

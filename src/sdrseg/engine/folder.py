@@ -40,10 +40,11 @@ class RunFolder:
 
     # --- the run as a whole -----------------------------------------------------------------------------------------
 
-    def open(self, identity: dict[str, Any], config: Config) -> bool:
+    def open(self, identity: dict[str, Any], config: Config, facts: Mapping[str, Any] | None = None) -> bool:
         """Open the folder for this run: a new one, or one with the same specification, method and configuration.
 
-        Returns whether it is an existing run to resume. Only one process can use it at a time.
+        Returns whether it is an existing run to resume. Only one process can use it at a time. `facts`: what reading
+        the run needs of custom code besides its identity, for config.json.
         """
         if self.path.exists() and not self.path.is_dir():
             raise SdrsegError(f"{self.path} is a file. Choose another folder with --out.")
@@ -54,7 +55,8 @@ class RunFolder:
         self._is_existing(identity, config)
         self._take_lock()
         if not self._is_existing(identity, config):  # again: another process may have started the run
-            write_json(self.path / "config.json", {**identity, "format": FORMAT, "config": config.to_dict()})
+            saved = {**identity, "format": FORMAT, **(facts or {}), "config": config.to_dict()}
+            write_json(self.path / "config.json", saved)
             return False
         for folder in (self.path, self.path / "state", *self.path.glob("steps/*")):
             sweep(folder)
@@ -135,6 +137,19 @@ class RunFolder:
         except ValueError as error:
             raise SdrsegError(f"{file}: not valid JSON ({error}). Restore it from a copy.") from error
 
+    def read_log(self) -> list[dict[str, Any]]:
+        """The entries of log.jsonl; incomplete lines of a killed run are skipped."""
+        file = self.path / "log.jsonl"
+        try:
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
+        except OSError as error:
+            raise SdrsegError(f"{file}: cannot be read ({error.strerror}).") from error
+        entries = []
+        for line in lines:
+            with suppress(ValueError):
+                entries.append(json.loads(line))
+        return [entry for entry in entries if isinstance(entry, dict) and {"event", "time"} <= entry.keys()]
+
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def step(self, number: int) -> Path:
@@ -209,7 +224,7 @@ class RunFolder:
         facts = self.read_json("state/current.json")
         if not (isinstance(facts, dict) and facts.get("file") in STATES and isinstance(facts.get("step"), int)):
             file = self.path / "state" / "current.json"
-            raise SdrsegError(f"{file}: sdrseg did not write this. Remove it to train its step from the beginning.")
+            raise SdrsegError(f"{file}: not written by sdrseg. Remove it to train this step from the beginning.")
         return facts
 
     def drop_state(self) -> None:

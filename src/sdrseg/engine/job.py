@@ -30,7 +30,8 @@ from sdrseg.engine.watch import Log, NoLog
 from sdrseg.errors import SdrsegError
 from sdrseg.files import write_json
 from sdrseg.methods import Method, find_method
-from sdrseg.scenario import Scenario, Spec, Step, build_scenario
+from sdrseg.methods.terms import TERMS
+from sdrseg.scenario import Scenario, Spec, Step, build_scenario, declarations
 from sdrseg.terminal import TrainingDisplay, progress
 
 
@@ -202,8 +203,8 @@ def make_job(
 
 
 def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
-    """Lock the run folder and write its metadata. The caller has to close it in any case."""
-    if job.folder.open(identity, job.config) and (job.folder.path / "scenario.json").exists():
+    """Lock the run folder and write its metadata. The caller must always close it."""
+    if job.folder.open(identity, job.config, _facts(job)) and (job.folder.path / "scenario.json").exists():
         _require_same_data(job, job.folder.read_json("scenario.json"))
     facts = environment(_device_name(job.fabric.device), job.processes.world, job.data)
     job.folder.note_environment(facts)
@@ -217,9 +218,15 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
         job.display.say(f"warning: {warning}")
 
 
+def _facts(job: Job) -> dict[str, Any]:
+    """What reading the run needs of custom code: the meaning of the terms, and the declarations of the data set."""
+    terms = {term.name: term.summary for term in (*TERMS.values(), *job.method.own_terms)}
+    declared = declarations(job.scenario.spec.source)
+    return {"terms": terms} | ({"data_set": declared} if declared else {})
+
+
 def _digests(job: Job) -> dict[str, str]:
-    now = (index.digest_by_id for index in job.indexes.values())
-    return {id: digest for digests in (job.earlier_digests, *now) for id, digest in digests.items()}
+    return job.earlier_digests | job.indexes["train"].digest_by_id | job.indexes["val"].digest_by_id
 
 
 def _require_same_data(job: Job, saved: dict[str, Any]) -> None:

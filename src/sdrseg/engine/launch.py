@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from lightning.fabric.plugins import MixedPrecision
 
 
+def best_device() -> torch.device:
+    """A GPU of NVIDIA or Apple if there is one, otherwise the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+
+
 def make_fabric(config: Config) -> Fabric:
     """Fabric for this process. Under torchrun or SLURM it joins the others; alone it takes all GPUs, or the CPU."""
     from lightning.fabric import Fabric
@@ -31,8 +36,8 @@ def make_fabric(config: Config) -> Fabric:
     for part in ("fabric", "pytorch"):  # hints about settings that we chose
         logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)
     torch.backends.cudnn.deterministic = True  # bit-identical results, and no slower
-    gpu = torch.cuda.is_available()
-    accelerator = "cuda" if gpu else "mps" if torch.backends.mps.is_available() else "cpu"
+    accelerator = best_device().type
+    gpu = accelerator == "cuda"
     devices, nodes = _devices_and_nodes(torch.cuda.device_count() if gpu else 1)
     many = devices * nodes > 1
     precision = config.run.precision

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sdrseg import kernels
+from sdrseg.compat import copy_to_compile
 from sdrseg.datasets.augment import normalise
 from sdrseg.datasets.batches import Batch
 from sdrseg.errors import first_line
@@ -90,10 +90,10 @@ class CompiledPass(Pass):
         self, fabric: Fabric, method: Method, student: Any, teacher: Network | None, say: Callable[[str], None]
     ):
         super().__init__(fabric, method, student, teacher)
-        kernels.prepare(fabric.device)  # kernels cannot be tested while compiling
+        kernels.prepare(fabric.device)
         self._say = say
         self._trunk = _compiled_trunk(self.backend)
-        self._finish: Any = torch.compile(_copy(_finish), dynamic=False, backend=self.backend)
+        self._finish: Any = torch.compile(copy_to_compile(_finish), dynamic=False, backend=self.backend)
         self._tried = False
 
     def __call__(self, batch: Batch) -> PassResult:
@@ -141,12 +141,6 @@ def _finish(
         with torch.no_grad():
             target = None if teacher is None else teacher[0].classify(teacher[1], height, width)
     return method.terms(method.relabel(batch, target), output, target)
-
-
-def _copy(function: Any) -> FunctionType:
-    """A copy of the function with its own cache of compiled versions: torch keeps only eight per function, and every
-    number of classes needs another one."""
-    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
 class GraphPass:

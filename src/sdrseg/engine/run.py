@@ -18,13 +18,16 @@ from sdrseg.engine.evaluate import offline_iou, require_held_out, score_also, sc
 from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.optimiser import learning_rates
-from sdrseg.engine.step import Assembled, assemble, require_variances, train_step
+from sdrseg.engine.step import assemble, require_variances, train_step
 from sdrseg.engine.trackers import require_trackers
+from sdrseg.engine.training import Assembled
 from sdrseg.methods import limits_in, method_layers, own_sections, resolve_method
 from sdrseg.methods.finetune import Offline
 from sdrseg.methods.latent import require_official
-from sdrseg.methods.own import file_digest, keep_source
+from sdrseg.methods.own import file_digest
 from sdrseg.metrics import StepScore
+from sdrseg.own_files import keep_copy
+from sdrseg.scenario import find_source
 
 
 def train(
@@ -82,7 +85,7 @@ def train(
     if code := file_digest(job.method):
         identity["method_code"] = code
     notes += [
-        f"{section}.{key} is capped at {most:g} for generated data (see docs/methods.md)"
+        f"{section}.{key} is capped at {most:g} for the data set {spec.source} (see docs/methods.md)"
         for section, key, most in limits_in(layers)
         if getattr(getattr(config, section), key) == most
     ]
@@ -129,7 +132,8 @@ def carry_out(
     try:
         if job.processes.rank == 0:
             open_run_folder(job, identity)
-            keep_source(job.method, job.folder.path)
+            keep_copy(job.method, job.folder.path / "method.py")
+            keep_copy(find_source(job.scenario.spec.source), job.folder.path / "dataset.py")
         last = len(job.scenario) - 1
         numbers = [last] if "extends" in identity else range(min(1, last) + 1)
         shown = ", then ".join(_rates(job, number) for number in numbers)

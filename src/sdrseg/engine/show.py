@@ -48,7 +48,7 @@ def evaluate_run(folder: Path, data: Path | None, json: bool, transform: str | N
         shown = EXTENDED_IMAGES if EXTENDED_IMAGES in images else " and ".join(sorted(images))
         print_table(
             f"mIoU on {shown}, scored again{how}, in per cent",
-            ["step", "old", "new", "all", "as at training time"],
+            ["step", "old", "new", "all", "same as in training"],
             rows,
         )
         for reason in sorted({r.get("difference") or "" for r in results} - {""}):

@@ -11,32 +11,21 @@ import timm.layers
 import torch
 
 from sdrseg.config import Config
-from sdrseg.datasets.batches import survey_batches, train_batches
 from sdrseg.datasets.extended import Extended
-from sdrseg.datasets.order import TrainOrder
 from sdrseg.decision import Decision
-from sdrseg.engine.best import Best
-from sdrseg.engine.checkpoint import load_training, training_tensors, with_prefix
 from sdrseg.engine.class_weights import class_weights
-from sdrseg.engine.evaluate import score
-from sdrseg.engine.fit import fit, survey
 from sdrseg.engine.job import Job
-from sdrseg.engine.kept import Kept
 from sdrseg.engine.launch import cpu_warning
-from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.saved import open_step
 from sdrseg.engine.shared import surveyed
-from sdrseg.engine.speed import make_pass
-from sdrseg.engine.watch import NotFiniteError, Watch
-from sdrseg.errors import quantity
+from sdrseg.engine.training import Assembled, StepTraining
+from sdrseg.engine.watch import NotFiniteError
 from sdrseg.methods import Method, StepInfo
-from sdrseg.methods.base import When
 from sdrseg.methods.own import require_super, require_weights
 from sdrseg.network import Network, build_network, require_variance, statistics_warning
 from sdrseg.scenario import Step
 from sdrseg.weights import load_weights
 
-Assembled = tuple[Method, Network, Network | None]  # method, student, teacher
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -84,7 +73,9 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
             _save(job, step, model, memory, _meta(job, step, config, decision, {"base": key}))
         return
     assembled = method, student, _ = ready or assemble(job, step, method_type, config)
-    bad = _fit(job, step, config, assembled)
+    training = StepTraining(job, step, config, assembled)
+    _warn(job, step, config, student, training.iterations)
+    bad = training.run()
     method.end_step(student)
     model, memory = student.state_dict(), method.state_dict()
     own = surveyed(job, step, config, model) if step.number == 0 else {}
@@ -99,96 +90,6 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
 def _save(job: Job, step: Step, model: Tensors, memory: Tensors, meta: dict[str, Any]) -> None:
     job.log.write("memory", step=step.number, bytes=sum(tensor.nbytes for tensor in memory.values()))
     job.folder.save_step(step.number, model, memory, meta)
-
-
-def _fit(job: Job, step: Step, config: Config, assembled: Assembled) -> bool:
-    """Train on the images of a step, from the saved state if there is one; return whether any image was unreadable."""
-    method, student, teacher = assembled
-    data: Any = (job.source, step.train_ids, step.train_table, config)
-    options: dict[str, Any] = {"share": job.share, "cache": job.cache("train", "train", step.train_ids)}
-    batches = train_batches(*data, **options)
-    order = batches.order
-    assert isinstance(order, TrainOrder)
-    iterations = len(order)
-    _warn(job, step, config, student, iterations)
-
-    def run_survey(when: When) -> None:
-        if method.wants_survey(when):
-            survey(job.fabric, method, student, teacher, survey_batches(*data, **options), when)
-
-    state = job.folder.load_state(step.number)
-    if state is None:
-        run_survey("before")
-    if not method.iterates(step.number):
-        job.log.cut_step(step.number)
-        job.log.write("passes", step=step.number, how="survey")
-        run_survey("after")
-        return False
-    optimiser = make_optimiser(student, method, config)
-    best = Best(config)
-    facts: dict[str, Any] = {"iteration": 0, "bad_images": {}}
-    if state is None:
-        job.log.cut_step(step.number)
-    else:
-        facts |= state[0]
-        load_training(state[1], student, optimiser, method, job.fabric.device)
-        order.load_state_dict(facts["order"])
-        job.log.cut(facts["log_bytes"])
-        job.log.write("resume", step=step.number, iteration=facts["iteration"])
-        job.display.say(f"step {step.number}: resuming at iteration {facts['iteration']} of {iterations}")
-        best.load(facts["best"], state[1])
-    wrapped, optimiser = job.fabric.setup(student, optimiser)
-    log_every, save_seconds, epochs = config.run.log_every, 60 * config.run.save_minutes, config.train.epochs
-    done = facts["iteration"]
-    weights = {term.name: term.weight for term in method.known_terms if term.weight}
-    watch = Watch(step.number, iterations, job.log, job.display.update, log_every, save_seconds, done, epochs, weights)
-    if job.processes.rank == 0:
-        watch.bad.update(facts["bad_images"])
-
-    def save() -> None:
-        if job.processes.rank == 0:
-            now = {"step": step.number, "iteration": watch.iteration, "order": order.state_dict()}
-            now |= {"bad_images": watch.bad, "log_bytes": job.log.size, "best": best.facts()}
-            tensors = training_tensors(student, optimiser, method) | with_prefix("best", best.tensors)
-            job.folder.save_state(tensors, now)
-
-    before = Kept(job, step)
-
-    def score_epoch(epoch: int) -> float | None:
-        miou = score(job, step, student, method.decision, ids=job.watched(step)).miou()
-        kept = before.share(student, method.decision)
-        more = {} if kept is None else {"kept": kept}
-        job.log.write("validate", step=step.number, epoch=epoch, miou=miou, scored_on=job.scored_on, **more)
-        job.display.validated(step.number, epoch, miou | more, job.oracle)
-        return miou["all"] if miou["all"] is None or kept is None else miou["all"] * kept
-
-    def validate(epoch: int) -> bool:
-        due = best.every > 0 and epoch % best.every == 0
-        if not due and not (config.eval.every and epoch % config.eval.every == 0):
-            return False
-        miou = score_epoch(epoch)
-        return due and best.see(epoch, miou, student, method)
-
-    job.interruption.save = save
-    compute = make_pass(job.fabric, method, wrapped, teacher, config, job.iterations_alike(step), job.display.say)
-    epoch, rest = divmod(done, order.batches_per_epoch)
-    missed = 0 < done < iterations and rest == 0 and best.last < epoch  # saved at the end of an epoch, then killed
-    if not (missed and best.every > 0 and validate(epoch)):
-        fit(job.fabric, compute, optimiser, batches, config, watch, save, validate, job.interruption.check)
-    job.interruption.save = None
-    if best.every > 0:
-        if watch.iteration == iterations:
-            best.see(epochs, score_epoch(epochs), student, method)
-        best.restore(student, method, job.fabric.device)
-        job.log.write("best", step=step.number, **best.facts())
-        job.display.say(f"step {step.number}: the best model is that of epoch {best.epoch}")
-    job.log.write("passes", step=step.number, how=compute.how)
-    bad = job.processes.counted(watch.bad)
-    if bad:
-        skipped = ", ".join(f"{id} ({quantity(count, 'time')})" for id, count in sorted(bad.items()))
-        job.display.say(f"step {step.number}: skipped {quantity(len(bad), 'image')} that cannot be read: {skipped}")
-    run_survey("after")
-    return bool(bad)
 
 
 def _warn(job: Job, step: Step, config: Config, student: Network, iterations: int) -> None:
@@ -223,7 +124,6 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     teacher = None
     method = method_type(config, job.processes)
     require_super(method, "__init__", "latent")
-    require_weights(method)
     if step.number == 0:
         job.display.say(load_weights(student, config.net.weights, config.net))
     else:
@@ -239,6 +139,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     info = StepInfo(step.number, old, new, job.protocol, decision, weights, job.replays)
     method.begin_step(info, student, teacher)
     require_super(method, "begin_step", "step")
+    require_weights(method)  # they may depend on the step
     student.place_on(job.fabric.device)
     student.train()
     if config.net.bn == "freeze_stats":

@@ -70,7 +70,11 @@ def runs(name: str, device: torch.device, attempt: Callable[[torch.device], obje
 
 
 def prepare(device: torch.device) -> None:
-    """Find out which kernels run on a device, before compiling code that calls them."""
+    """Find out which kernels run on a device, before compiling code that calls them.
+
+    That takes a launch, which is impossible while a compiler traces the code; compiled without an answer, depthwise
+    convolutions and losses over pixels would be the plain ones.
+    """
     from sdrseg.kernels import layers, pixels
 
     layers.runs_on(device)

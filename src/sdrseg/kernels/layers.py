@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from sdrseg.compat import norm_input_gradient, norm_parameter_gradients
 from sdrseg.kernels import enabled, on_gpu, runs
 
 
@@ -67,10 +68,9 @@ class FrozenNorm(torch.autograd.Function):
         inverse = torch.rsqrt(variance + ctx.eps)
         grad_maps = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_maps = torch.batch_norm_elemt(gradient, weight, None, torch.zeros_like(mean), inverse, ctx.eps)
+            grad_maps = norm_input_gradient(gradient, weight, inverse, ctx.eps)
         if any(needed := ctx.needs_input_grad[1:3]):
-            sums = torch.batch_norm_backward_reduce(gradient, maps, mean, inverse, weight, False, *needed)
-            grad_weight, grad_bias = sums[2:]
+            grad_weight, grad_bias = norm_parameter_gradients(gradient, maps, mean, inverse, weight, needed)
         return grad_maps, grad_weight, grad_bias, None, None, None
 
 

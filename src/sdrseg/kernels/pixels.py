@@ -1,37 +1,36 @@
 """Cross-entropy and unbiased distillation, summed over all pixels: one kernel forward and one backward for both.
 
-The plain formulas, which the losses pass in, read the logits of all pixels about twenty times, store several
-intermediate results for the backward pass, and allocate one gradient each, as large as the logits. The kernels store
-only the logits and write one gradient.
+The plain formulas read the logits of all pixels about twenty times, store several intermediate results for the backward
+pass, and allocate one gradient each, as large as the logits. The kernels store only the logits and write one gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from sdrseg.kernels import on_gpu, runs
+from sdrseg.kernels.plain import at_least_float32, cross_entropy, unbiased_distillation
 
 
-def loss_sums(
-    logits: Tensor,
-    labels: Tensor,
-    hidden: int,
-    teacher: Tensor | None = None,
-    keep: Tensor | None = None,
-    *,
-    plain: Callable[[], Tensor],
-) -> Tensor:
-    """(2,): Σ over labelled pixels of the cross-entropy, where background stands for `hidden` channels; with a teacher,
-    Σ over the pixels in `keep` of unbiased distillation, undefined without one. `plain` computes the same."""
-    if not _fits(logits, hidden, teacher):
-        return plain()
-    labels = labels.contiguous()
-    keep = labels if keep is None else keep.contiguous()  # unused without a teacher
-    return cast(Tensor, pixel_losses(logits, labels, hidden, teacher, keep))
+def cross_entropy_sum(logits: Tensor, labels: Tensor, hidden: int) -> Tensor:
+    """Σ over labelled pixels of the cross-entropy, where background stands for `hidden` channels."""
+    z = at_least_float32(logits)
+    if _fits(z, hidden, None):
+        labels = labels.contiguous()
+        return cast(Tensor, pixel_losses(z, labels, hidden, None, labels))[0]
+    return cross_entropy(z, labels, hidden).sum()
+
+
+def loss_sums(logits: Tensor, labels: Tensor, hidden: int, teacher: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, and Σ over the pixels in `keep` of the unbiased distillation of a teacher's logits."""
+    z, t = at_least_float32(logits), at_least_float32(teacher)
+    if _fits(z, hidden, t):
+        ce, kd = cast(Tensor, pixel_losses(z, labels.contiguous(), hidden, t, keep.contiguous())).unbind()
+        return ce, kd
+    return cross_entropy_sum(z, labels, hidden), torch.where(keep, unbiased_distillation(z, t), 0).sum()
 
 
 def _fits(logits: Tensor, hidden: int, teacher: Tensor | None) -> bool:

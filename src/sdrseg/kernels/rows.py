@@ -16,8 +16,9 @@ from sdrseg.kernels import on_gpu, runs
 from sdrseg.kernels.plain import at_least_float32, rows_of
 
 
-def readable(features: Tensor) -> Tensor:
-    """Features (B, C, h, w) for several of these functions, in half precision only if the kernels support it."""
+def reused(features: Tensor) -> Tensor:
+    """Features (B, C, h, w) for several of these functions: what each would convert is converted once, and gradients
+    are added before they are rounded."""
     return features if _fits(features) else at_least_float32(features)
 
 
@@ -49,7 +50,40 @@ def exponential_ratios(features: Tensor, scale: Tensor, floor: float) -> tuple[T
     return bar.exp().sum(2) / bar.sum(2).clamp_min(floor), x.sum(2)
 
 
-def class_totals(features: Tensor, member: Tensor) -> Tensor:
+def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For each image and class: positions (B, K), Σ f (B, K, C) and Σ f² (B, K). Labels (B, h, w)."""
+    features = reused(features)
+    squares = squared_norms(features)
+    sums = _sums_by_index_add if features.device.type == "cpu" else _sums_by_matmul
+    return sums(features, squares, labels.flatten(1), classes)
+
+
+def _sums_by_matmul(features: Tensor, squares: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """One matrix product per image, membership (K, h·w) times features (h·w, C): the same in every run on a GPU."""
+    member = labels[:, None, :] == torch.arange(classes, device=labels.device)[:, None]
+    ones = member.to(squares.dtype)
+    with torch.autocast(features.device.type, enabled=False):  # it would round to half precision
+        return ones.sum(2), _class_totals(features, member), (ones @ squares[:, :, None])[:, :, 0]
+
+
+def _sums_by_index_add(
+    features: Tensor, squares: Tensor, labels: Tensor, classes: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Add each position to its class: faster on a CPU for any number of classes."""
+    x = rows_of(features)
+    images, _, channels = x.shape
+    slots = classes + 1  # the last is for void
+    image = torch.arange(images, device=x.device)[:, None]
+    index = (image * slots + labels.long().clamp_max(classes)).flatten()
+    empty = x.new_zeros(images * slots)
+    total = x.new_zeros(images * slots, channels).index_add(0, index, x.flatten(0, 1))
+    counts = empty.index_add(0, index, torch.ones_like(index, dtype=x.dtype))
+    square = empty.index_add(0, index, squares.flatten())
+    counts, total, square = (t.view(images, slots, *t.shape[1:])[:, :classes] for t in (counts, total, square))
+    return counts, total, square
+
+
+def _class_totals(features: Tensor, member: Tensor) -> Tensor:
     """Σ f of the positions of each class, (B, K, C) in at least float32. `member` (B, K, h·w) bool: each position is of
     one class at most."""
     if _fits(features):

@@ -90,17 +90,17 @@ def _(tensor: Tensor, height: int, width: int, align_corners: bool, dtype: torch
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     tensor, _, _, ctx.align_corners, _ = inputs
-    ctx.size, ctx.kind = tensor.shape[-2:], tensor.dtype
+    ctx.size, ctx.dtype = tensor.shape[-2:], tensor.dtype
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    result = upsampled_backward(gradient, *ctx.size, ctx.align_corners, ctx.kind)
+    result = upsampled_backward(gradient, *ctx.size, ctx.align_corners, ctx.dtype)
     return cast(Tensor, result), None, None, None, None
 
 
 def _double_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """The gradient of a gradient is an upsampling again."""
-    result = upsampled(gradient, *ctx.size, ctx.align_corners, ctx.kind)
+    result = upsampled(gradient, *ctx.size, ctx.align_corners, ctx.dtype)
     return cast(Tensor, result), None, None, None, None
 
 

@@ -10,10 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sdrseg.kernels import rows
 from sdrseg.kernels.plain import at_least_float32, rows_of
 from sdrseg.labels import VOID
 from sdrseg.losses.pixels import widest
-from sdrseg.losses.prototypes import EPS, ClassSums, Prototypes, sums_by_image
+from sdrseg.losses.prototypes import EPS, ClassSums, Prototypes
 
 
 def attraction(sums: ClassSums, prototypes: Prototypes, included: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ def attraction(sums: ClassSums, prototypes: Prototypes, included: Tensor) -> Ten
 
 def attraction_image_sums(features: Tensor, labels: Tensor, prototypes: Prototypes, included: Tensor) -> Tensor:
     """The same image by image: (2,) [Σ over images of the mean over the image's classes, number of images with any]."""
-    pixels, total, square = sums_by_image(features, labels, len(included))
+    pixels, total, square = rows.class_sums(features, labels, len(included))
     each = _mean_squares(pixels, total, square, prototypes)
     included = included & (pixels > 0) & prototypes.known
     per_image = torch.where(included, each, 0).sum(1) / included.sum(1).clamp_min(1)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sdrseg.kernels import pixels
-from sdrseg.kernels.plain import at_least_float32
+from sdrseg.kernels.pixels import cross_entropy_sum
+from sdrseg.kernels.plain import at_least_float32, cross_entropy, logit_of
 from sdrseg.labels import VOID
 
 
@@ -21,16 +21,7 @@ def unbiased_cross_entropy_sums(logits: Tensor, labels: Tensor, n_old: int, *, c
 
     log q_0 := logsumexp_{c<n_old} z_c − logsumexp z. Labels below n_old count as background. With n_old = 1 it is CE.
     """
-    z = at_least_float32(logits)
-
-    def plain() -> Tensor:
-        valid = labels != VOID
-        label = torch.where(valid, labels, 0).long()
-        background = z[:, 0] if n_old == 1 else z[:, :n_old].logsumexp(1)
-        own_logit = torch.where(label < n_old, background, _own(z, label))
-        return torch.where(valid, z.logsumexp(1) - own_logit, 0).sum()[None]
-
-    loss = pixels.loss_sums(z, labels, n_old, plain=plain)[0]
+    loss = cross_entropy_sum(logits, labels, n_old)
     return torch.stack([loss, counted(labels, count_void).to(loss.dtype)])
 
 
@@ -38,13 +29,9 @@ def weighted_cross_entropy_sums(
     logits: Tensor, labels: Tensor, n_old: int, weights: Tensor, *, count_void: bool = False
 ) -> Tensor:
     """UNCE with a weight for each class (K); the mean is weighted."""
-    z, valid = at_least_float32(logits), labels != VOID
-    label = torch.where(valid, labels, 0).long()
-    background = z[:, 0] if n_old == 1 else z[:, :n_old].logsumexp(1)
-    own_logit = torch.where(label < n_old, background, _own(z, label))
     weight = pixel_weights(labels, n_old, weights)
     count = torch.ones_like(weight).sum() if count_void else weight.sum()
-    return torch.stack([(weight * (z.logsumexp(1) - own_logit)).sum(), count])
+    return torch.stack([(weight * cross_entropy(at_least_float32(logits), labels, n_old)).sum(), count])
 
 
 def pixel_weights(labels: Tensor, n_old: int, weights: Tensor) -> Tensor:
@@ -63,13 +50,5 @@ def binary_cross_entropy_sums(logits: Tensor, labels: Tensor) -> Tensor:
     z = at_least_float32(logits)
     valid = labels != VOID
     label = torch.where(valid, labels, 0).long()
-    loss = F.softplus(z).sum(1) - _own(z, label)
+    loss = F.softplus(z).sum(1) - logit_of(z, label)
     return torch.stack([torch.where(valid, loss, 0).sum(), torch.ones_like(loss).sum()])
-
-
-def _own(z: Tensor, label: Tensor) -> Tensor:
-    """The logit of each pixel's own label. Compiled, the backward of a gather needs another buffer as large as z."""
-    if torch.compiler.is_compiling():
-        channel = torch.arange(z.shape[1], device=z.device)[:, None, None]
-        return torch.where(channel == label[:, None], z, 0).sum(1)
-    return z.gather(1, label[:, None])[:, 0]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sdrseg.kernels.plain import at_least_float32
+from sdrseg.kernels.plain import at_least_float32, unbiased_distillation
 from sdrseg.labels import VOID
 from sdrseg.losses.pixels import masked_sums
 
@@ -27,12 +26,7 @@ def distillation_sums(z: Tensor, t: Tensor, keep: Tensor, *, alpha: float = 1.0)
 
 def unbiased_distillation_sums(z: Tensor, t: Tensor, keep: Tensor, *, alpha: float = 1.0) -> Tensor:
     """UNKD (MiB; L_kd): the teacher's background may be a new class, so p_0 is the target of q_0 + Σ_{c≥n_old} q_c."""
-    z, t = at_least_float32(z), at_least_float32(t)
-    n_old = t.shape[1]
-    p = (alpha * t).softmax(1)
-    background = torch.logaddexp(z[:, 0], z[:, n_old:].logsumexp(1))
-    agreement = p[:, 0] * background + (p[:, 1:] * z[:, 1:n_old]).sum(1)
-    return masked_sums(z.logsumexp(1) - agreement, keep)
+    return masked_sums(unbiased_distillation(at_least_float32(z), at_least_float32(t), alpha), keep)
 
 
 def cil_sums(z: Tensor, t: Tensor, labels: Tensor, keep: Tensor, *, entropy_weight: float = 1.0) -> Tensor:

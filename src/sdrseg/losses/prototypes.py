@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sdrseg.kernels.plain import rows_of
-from sdrseg.kernels.rows import class_totals, readable, squared_norms
+from sdrseg.kernels import rows
 from sdrseg.labels import VOID
 from sdrseg.losses.pixels import to_grid
 
@@ -47,42 +46,9 @@ class Prototypes(NamedTuple):
         return self.seen > 0
 
 
-def sums_by_image(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each image and class: positions (B, K), Σ features (B, K, C), Σ squared norms (B, K)."""
-    features = readable(features)
-    squares = squared_norms(features)
-    sums = _sums_by_index_add if features.device.type == "cpu" else _sums_by_matmul
-    return sums(features, squares, labels.flatten(1), classes)
-
-
-def _sums_by_matmul(features: Tensor, squares: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """One matrix product per image, membership (K, h·w) times features (h·w, C): the same in every run on a GPU."""
-    member = labels[:, None, :] == torch.arange(classes, device=labels.device)[:, None]
-    ones = member.to(squares.dtype)
-    with torch.autocast(features.device.type, enabled=False):  # it would round to half precision
-        return ones.sum(2), class_totals(features, member), (ones @ squares[:, :, None])[:, :, 0]
-
-
-def _sums_by_index_add(
-    features: Tensor, squares: Tensor, labels: Tensor, classes: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Add each position to its class: faster on a CPU for any number of classes."""
-    x = rows_of(features)
-    images, _, channels = x.shape
-    slots = classes + 1  # the last is for void
-    image = torch.arange(images, device=x.device)[:, None]
-    index = (image * slots + labels.long().clamp_max(classes)).flatten()
-    empty = x.new_zeros(images * slots)
-    total = x.new_zeros(images * slots, channels).index_add(0, index, x.flatten(0, 1))
-    counts = empty.index_add(0, index, torch.ones_like(index, dtype=x.dtype))
-    square = empty.index_add(0, index, squares.flatten())
-    counts, total, square = (t.view(images, slots, *t.shape[1:])[:, :classes] for t in (counts, total, square))
-    return counts, total, square
-
-
 def class_sums(features: Tensor, labels: Tensor, classes: int) -> ClassSums:
     """The sums of each class over the images of a batch."""
-    pixels, total, square = sums_by_image(features, labels, classes)
+    pixels, total, square = rows.class_sums(features, labels, classes)
     images = (pixels > 0).to(total.dtype)
     means = total / pixels.clamp_min(1)[:, :, None]
     return ClassSums(pixels.sum(0), total.sum(0), square.sum(0), images.sum(0), means.sum(0))

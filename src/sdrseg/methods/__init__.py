@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Any, TypeVar
 
-from sdrseg.config import Config
+from sdrseg.config import Config, nested
 from sdrseg.errors import UsageError, nearest
 from sdrseg.methods.base import From, Method, StepInfo
 from sdrseg.methods.cil import CIL
@@ -22,8 +23,8 @@ from sdrseg.methods.own import load_method_file, source_digest
 from sdrseg.methods.presets import OWN_DATA, PRESETS
 from sdrseg.methods.sdr import SDR, SDRMiB
 from sdrseg.methods.studies import STUDIES
-from sdrseg.methods.terms import term_sections
-from sdrseg.scenario.registry import find_source
+from sdrseg.methods.terms import TERMS, require_sound, sections_of
+from sdrseg.scenario.registry import DataSetClass, known_source
 
 __all__ = [
     "PRESETS",
@@ -69,7 +70,9 @@ def register_method(method: M) -> M:
     if method.settings:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", method.name) or method.name in (*Config().sections(), "step"):
             raise UsageError(f"{method.name!r} cannot name a section of settings. Choose another name for the method.")
-        method.own_sections()
+    own = sections_of(TERMS.values()) | method.own_sections()
+    for term in method.own_terms:
+        require_sound(term, own)
     METHODS[method.name] = method
     source_digest(method)
     return method
@@ -116,31 +119,35 @@ def list_methods(pattern: str = "*") -> list[type[Method]]:
 
 def own_sections(name: str) -> dict[str, type]:
     """The sections of the configuration that a method and the terms declare, for `load_config`."""
-    method = find_method(name)
-    return term_sections() | method.own_sections()
+    return sections_of(TERMS.values()) | find_method(name).own_sections()
 
 
 LIMITED = "limits of the data set"
 
 
 def method_layers(
-    name: str, preset: str, task: str | None, data_set: str = ""
+    name: str, preset: str, task: str | None, data_set: str | type[DataSetClass] = ""
 ) -> list[tuple[str, dict[str, dict[str, Any]]]]:
-    """The configuration layers of a preset and a method, for `load_config`."""
+    """The configuration layers of a preset and a method, for `load_config`.
+
+    A data set that is not known here counts as one's own data without limits.
+    """
     if preset not in PRESETS:
         raise UsageError(f"unknown preset {preset!r}{nearest(preset, list(PRESETS))}")
     method = find_method(name)
     values = method.values(preset, task)
-    layers = [(f"preset {preset}", _nested(PRESETS[preset])), (f"method {name}", _nested(values))]
-    source = find_source(data_set) if data_set and preset == "default" else None
-    if source is not None and source.own_data:
-        layers.insert(1, ("preset default for one's own data", _nested(OWN_DATA)))
+    layers = [_layer(f"preset {preset}", PRESETS[preset]), _layer(f"method {name}", values)]
+    source = None
+    if data_set and preset == "default":
+        source = known_source(data_set) if isinstance(data_set, str) else data_set
+        if source is None or source.own_data:
+            layers.insert(1, _layer("preset default for one's own data", OWN_DATA))
     declared = source.limits if source is not None else {}
     limits = dict(declared.get("*", {}))
     for kind in reversed(method.__mro__):  # rows of an ablation have the limits of their method
         limits |= declared.get(vars(kind).get("name", ""), {})
     limited = {key: From(most, "") for key, most in limits.items() if key in values and values[key].value > most}
-    return [*layers, (LIMITED, _nested(limited))] if limited else layers
+    return [*layers, _layer(LIMITED, limited)] if limited else layers
 
 
 def limits_in(layers: list[tuple[str, dict[str, dict[str, Any]]]]) -> list[tuple[str, str, float]]:
@@ -149,9 +156,5 @@ def limits_in(layers: list[tuple[str, dict[str, dict[str, Any]]]]) -> list[tuple
     return [(section, key, most) for values in found for section, keys in values.items() for key, most in keys.items()]
 
 
-def _nested(values: dict[str, From]) -> dict[str, dict[str, Any]]:
-    nested: dict[str, dict[str, Any]] = {}
-    for key, setting in values.items():
-        section, name = key.split(".")
-        nested.setdefault(section, {})[name] = setting.value
-    return nested
+def _layer(origin: str, values: Mapping[str, From]) -> tuple[str, dict[str, dict[str, Any]]]:
+    return origin, nested({key: value.value for key, value in values.items()})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -19,7 +20,7 @@ from sdrseg.distributed import Processes
 from sdrseg.errors import UsageError
 from sdrseg.methods.latent import LatentSpace
 from sdrseg.methods.pixels import PixelTerms
-from sdrseg.methods.terms import TERMS, Term
+from sdrseg.methods.terms import TERMS, Term, sections_of
 
 if TYPE_CHECKING:
     from sdrseg.datasets.batches import Batch
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
 
 
 When = Literal["before", "after"]
-TEACHER_HOOKS = ("begin_step", "survey", "relabel", "terms", "more_terms", "own_terms")
+
+
+def adds_code(method: type, *to: type) -> bool:
+    """Whether a class defines functions, properties or terms besides those of the classes `to` and their bases."""
+    known = {base for one in to for base in one.__mro__}
+    added = [member for kind in method.__mro__ if kind not in known for member in vars(kind).items()]
+    return any(isinstance(value, FunctionType | property) or (name == "own_terms" and value) for name, value in added)
 
 
 class From(NamedTuple):
@@ -91,11 +98,11 @@ class Method(PixelTerms):
 
     @classmethod
     def own_sections(cls) -> dict[str, type]:
-        """The section of the configuration with the custom settings, by name."""
-        name = cls.section or cls.name
+        """The sections of the configuration with the settings of this class and of its terms, by name."""
+        name, of_terms = cls.section or cls.name, sections_of(cls.own_terms)
         if isinstance(cls.settings, type):
-            return {name: cls.settings}
-        return {name: section(name, cls.settings)} if cls.settings else {}
+            return of_terms | {name: cls.settings}
+        return of_terms | ({name: section(name, cls.settings)} if cls.settings else {})
 
     @property
     def own(self) -> Any:
@@ -127,9 +134,9 @@ class Method(PixelTerms):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether a term or an overridden hook uses the model of the previous step."""
-        config, kind = self.config, type(self)
-        if any(getattr(kind, hook) is not getattr(Method, hook) for hook in TEACHER_HOOKS):
+        """Whether later steps have a teacher: if a term uses it, or if the class has any code or terms of its own."""
+        config = self.config
+        if adds_code(type(self), Method):
             return True
         relabels = config.pseudo.threshold > 0 or config.cl.labels == "pseudo"
         return relabels or any(term.needs_teacher for term in self.objective_terms)
@@ -208,7 +215,7 @@ class Method(PixelTerms):
         return formula + (", MiB init" if self.config.ce.init == "mib" else "")
 
     def weights(self) -> dict[str, float]:
-        """The weight of each term by name; 1 for terms that are not named."""
+        """The weight of each term by name; 1 for terms that are not named. It may depend on `self.step`."""
         return {term.name: term.weight_in(self.config) for term in self.known_terms if term.weight}
 
     @property

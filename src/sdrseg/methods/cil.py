@@ -1,8 +1,8 @@
 """CIL, Class-Incremental Learning for semantic segmentation (Klingner et al. 2020).
 
-The official SDR code computes something else under this name (the student's softmax for its logarithm, the sign
-missing, and the switch never on), and the published CIL rows follow FT: do not read them as a baseline. The preset
-`official` has that formula.
+The official SDR code computes something else under this name: the student's softmax in place of its logarithm, without
+the minus sign, and its switch is never on. The published CIL rows are close to those of FT; do not use them as a
+baseline. The preset `official` has that formula.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from sdrseg.losses.importance import (
     score_importance,
     score_update,
 )
-from sdrseg.methods.base import From, Method, StepInfo
+from sdrseg.methods.base import From, Method, StepInfo, adds_code
 from sdrseg.methods.terms import Term
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def penalty_term(symbol: str) -> Term:
         assert isinstance(method, ImportanceMethod)
         return method.last_penalty if method.anchors else None
 
-    return Term("penalty", "importance penalty", symbol, "importance.weight", compute=value)
+    weight = "importance.weight"
+    return Term("penalty", "importance penalty", symbol, weight, compute=value, in_step0=lambda config: False)
 
 
 class ImportanceMethod(Method):
@@ -69,7 +70,7 @@ class ImportanceMethod(Method):
 
     @property
     def needs_teacher(self) -> bool:
-        return Method(self.config).needs_teacher  # its own hooks do without
+        return adds_code(type(self), EWC, PI, RW) or Method(self.config).needs_teacher  # these three do without
 
     def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
         before = self._parameters(student)

@@ -16,7 +16,7 @@ from sdrseg.config import Config
 from sdrseg.distributed import Processes
 from sdrseg.errors import UsageError
 from sdrseg.kernels.plain import at_least_float32
-from sdrseg.kernels.rows import readable
+from sdrseg.kernels.rows import reused
 from sdrseg.losses import official
 from sdrseg.losses.contrast import (
     attraction,
@@ -129,7 +129,7 @@ class LatentSpace:
             weight.pop("pm", None)
         if self.config.latent.official:
             return self._official(at_least_float32(features), labels, teacher_logits, weight)
-        features = readable(features)
+        features = reused(features)
         used = features if weight.keys() - {"sp"} else features.detach()
         sums = self.processes.sum_all(class_sums(used, labels, self.step.classes))
         self._accumulate(sums)

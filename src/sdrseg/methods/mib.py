@@ -9,7 +9,7 @@ INIT = From("mib", "MiB: new classes start from the old background and share its
 
 class MiB(Method):
     name = "mib"
-    summary = "Modeling the Background: cross-entropy, distillation and new rows that know what background may hide"
+    summary = "Modeling the Background: in every loss and in new rows, background may contain old or new classes"
     switches = {
         "ce.kind": From("unbiased", "MiB, in every protocol"),
         "ce.init": INIT,

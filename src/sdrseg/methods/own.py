@@ -9,7 +9,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sdrseg.errors import UsageError
-from sdrseg.files import atomic_writer
 from sdrseg.methods.base import Method
 from sdrseg.own_files import OWN, run_file
 
@@ -26,7 +25,7 @@ def load_method_file(text: str, known: dict[str, type[Method]]) -> str:
     if wanted and wanted not in names:
         raise UsageError(f"{text}: {file} registers no method {wanted!r}, but {', '.join(names)}.")
     if not wanted and len(names) > 1:
-        raise UsageError(f"{file}: registers {', '.join(names)}. Say which one: {file}:{names[0]}")
+        raise UsageError(f"{file}: registers {', '.join(names)}. Choose one: {file}:{names[0]}")
     return wanted or names[0]
 
 
@@ -35,26 +34,18 @@ def file_digest(method: type[Method]) -> str:
     return source_digest(method)[:12] if method.__module__.startswith(OWN) else ""
 
 
-def keep_source(method: type[Method], folder: Path) -> None:
-    """Copy the file of a custom method to the folder of its run, for reference; it is never executed."""
-    copy = folder / "method.py"
-    if not file_digest(method) or copy.exists():
-        return
-    file = Path(str(sys.modules[method.__module__].__file__))
-    content = file.read_bytes()
-    if hashlib.sha256(content).hexdigest() != source_digest(method):
-        raise UsageError(f"{file}: changed while the run was starting. Run the command again.")
-    with atomic_writer(copy) as out:
-        out.write(content)
-
-
 def require_appeared(method: Method, seen: Collection[str]) -> None:
-    """Raise an error if a later step lacks a term that has a weight."""
+    """Raise an error if a step lacks a term that has a weight."""
+    step = method.step.number
+    terms = {term.name: term for term in method.known_terms}
     for name, weight in method.weights().items():
-        if weight > 0 and name not in seen and method.teacher is not None:
+        excused = name in terms and not terms[name].expected(method.config, step, method.teacher is not None)
+        if weight > 0 and name not in seen and not excused:
+            hint = "" if method.teacher is not None else " (there is no teacher in this step)"
             raise UsageError(
                 f"method {method.name}: the term {name!r} has weight {weight:g}, but nothing returned it in the first "
-                f"epoch of step {method.step.number}. Return it from more_terms(), or set its weight to 0."
+                f"epoch of step {step}{hint}. Return it from its compute function or from more_terms(), or set its "
+                f"weight to 0."
             )
 
 

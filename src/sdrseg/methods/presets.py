@@ -1,8 +1,8 @@
 """The three presets: what they set for every method. Changes for a single method are declared in that method.
 
 default   the paper's equations, the official code's bugs fixed, scales such that the published λ keep their meaning
-paper     the equations exactly as printed, for study
-official  what the official code really computes, bugs included
+paper     the equations exactly as printed, to study them
+official  what the official code computes, including its bugs
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ class SDR(Method):
         "pm.weight": From(0.01, OFFICIAL),
         "cl.attract": From(1e-3, OFFICIAL),
         "cl.repel": From(1e-3, OFFICIAL),
-        "sp.weight": From(1e-5, "lower end of the authors' range 1e-5 to 1e-3; 1e-3 does great harm on VOC 15-1"),
+        "sp.weight": From(
+            1e-5, "lower end of the authors' range 1e-5 to 1e-3; 1e-3 degrades results severely on VOC 15-1"
+        ),
     }
     by_preset = {
         "official": {

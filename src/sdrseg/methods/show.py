@@ -6,7 +6,7 @@ from typing import Any
 
 from sdrseg.config import load_config
 from sdrseg.errors import UsageError
-from sdrseg.methods import METHODS, PRESETS, Method, find_method, method_layers, own_sections, resolve_method
+from sdrseg.methods import METHODS, PRESETS, Method, StepInfo, find_method, method_layers, own_sections, resolve_method
 from sdrseg.methods.studies import STUDIES
 from sdrseg.scenario.spec import ALIASES, is_task
 from sdrseg.terminal import console, print_json, print_table
@@ -78,8 +78,11 @@ def _short(value: Any) -> Any:
 
 
 def _build(method: type[Method], preset: str = "default", task: str | None = None) -> Method:
+    """The method in a later step, with the classes of VOC 15-1: weights may depend on the step."""
     layers = method_layers(method.name, preset, task)
-    return method(load_config("voc", between=layers, own=own_sections(method.name)))
+    built = method(load_config("voc", between=layers, own=own_sections(method.name)))
+    built.step = StepInfo(1, n_old=MEMORY[0] + 1, n_new=1, protocol="disjoint")
+    return built
 
 
 def _brief(method: type[Method], preset: str = "default", task: str | None = None) -> dict[str, Any]:

@@ -1,20 +1,20 @@
 """The terms of the objective: the class, and all built-in terms, each declared only here.
 
 Weights, the formula of a method, whether it needs a teacher and the labels of the report follow from it. A new term is
-its function (losses/) and an entry of TERMS.
+its function (losses/) and a call of `register_term`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from sdrseg.config import Config
 from sdrseg.config.setting import section
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, nearest
 from sdrseg.losses.distillation import encoder_distillation_sums
 from sdrseg.losses.pixels import to_grid
 
@@ -40,6 +40,8 @@ class Term:
     terms over pixels share a kernel (methods/pixels.py), those on prototypes their sums (methods/latent.py)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the term, in a section with its name."""
+    in_step0: Callable[[Config], bool] = lambda config: True
+    """Whether a step 0 that the method trains itself has this term. Terms that need the teacher never appear there."""
 
     def weight_in(self, config: Config) -> float:
         name, _, key = self.weight.partition(".")
@@ -47,6 +49,10 @@ class Term:
         if name not in sections and self.settings:  # a configuration that was made without them
             return float(self.settings[key].default)
         return float(getattr(sections[name], key))
+
+    def expected(self, config: Config, step: int, has_teacher: bool) -> bool:
+        """Whether a step has to compute the term if it has a weight."""
+        return (has_teacher or not self.needs_teacher) and (step > 0 or self.in_step0(config))
 
     def formula(self, config: Config) -> str:
         """Weight and symbol, such as 10·UNKD."""
@@ -66,13 +72,37 @@ def encoder_distillation(method: Method, batch: Batch, student: Output, teacher:
     return method.mean_of("enc", encoder_distillation_sums(student.features, teacher.features, keep))
 
 
+def _latent_step0(config: Config) -> bool:
+    return config.latent.step0
+
+
 TERMS: dict[str, Term] = {}
+
+
+def sections_of(terms: Iterable[Term]) -> dict[str, type]:
+    """The sections of the configuration that terms declare, by name."""
+    return {term.name: section(term.name, term.settings) for term in terms if term.settings}
+
+
+def require_sound(term: Term, own: Mapping[str, type]) -> None:
+    """Raise an error if the weight of a term is not a setting. `own`: sections besides the built-in ones."""
+    built_in = {name: type(values) for name, values in Config().sections().items()}
+    if term.settings and term.name in (*built_in, "step"):
+        raise UsageError(f"{term.name!r} cannot name a section of settings. Choose another name for the term.")
+    keys = {name: [f"{name}.{f.name}" for f in fields(kind)] for name, kind in (built_in | dict(own)).items()}
+    if term.weight and not any(term.weight in known for known in keys.values()):
+        possible = [key for name in own for key in keys[name]] + [t.weight for t in TERMS.values() if t.weight]
+        raise UsageError(
+            f"The weight of the term {term.name!r}: there is no setting {term.weight!r}"
+            f"{nearest(term.weight, possible)} `settings` declares others."
+        )
 
 
 def register_term(term: Term) -> Term:
     """Register a term for all methods; a weight above 0 enables it."""
     if term.name in TERMS:
         raise UsageError(f"The term {term.name!r} exists already. Choose another name.")
+    require_sound(term, sections_of([*TERMS.values(), term]))
     TERMS[term.name] = term
     return term
 
@@ -82,13 +112,8 @@ for _term in (
     Term("kd", "distillation of the output", lambda c: KD.get(c.kd.kind, c.kd.kind), "kd.weight", True),
     Term("enc", "distillation of the features", "ENC", "enc.weight", True, encoder_distillation),
     Term("pm", "prototype matching", "L_pm", "pm.weight", True),
-    Term("attract", "attraction", "L_a", "cl.attract"),
-    Term("repel", "repulsion", "L_r", "cl.repel"),
-    Term("sp", "sparsity", lambda c: f"L_sp[{c.sp.variant}]", "sp.weight"),
+    Term("attract", "attraction", "L_a", "cl.attract", in_step0=_latent_step0),
+    Term("repel", "repulsion", "L_r", "cl.repel", in_step0=_latent_step0),
+    Term("sp", "sparsity", lambda c: f"L_sp[{c.sp.variant}]", "sp.weight", in_step0=_latent_step0),
 ):
     register_term(_term)
-
-
-def term_sections() -> dict[str, type]:
-    """The sections of the configuration that terms declare."""
-    return {term.name: section(term.name, term.settings) for term in TERMS.values() if term.settings}

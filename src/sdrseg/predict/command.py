@@ -12,7 +12,7 @@ from PIL import Image
 from sdrseg import __version__
 from sdrseg.datasets.source import Array, Progress
 from sdrseg.errors import DataError, UsageError, quantity
-from sdrseg.predict.images import Input, find_inputs, picture_size, printable, read_pixels
+from sdrseg.predict.images import Input, find_inputs, printable, read_pixels, size_of
 from sdrseg.predict.loading import load
 from sdrseg.predict.model import Model
 from sdrseg.predict.prediction import Prediction, in_masks
@@ -87,7 +87,7 @@ class _Tiles:
     """Counts tiles for the progress bar. The total is known from the headers of the files."""
 
     def __init__(self, model: Model, inputs: Sequence[Input], tile: int, overlap: int | None, report: Progress):
-        self.of = {image.path: model.tiles(*picture_size(image.path), tile=tile, overlap=overlap) for image in inputs}
+        self.of = {image.path: model.tiles(*size_of(image.path), tile=tile, overlap=overlap) for image in inputs}
         self._total, self._done, self._report = sum(self.of.values()), 0, report
 
     def add(self, tiles: int) -> None:

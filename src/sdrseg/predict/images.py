@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from sdrseg.datasets.heif import allow_heif
-from sdrseg.datasets.pictures import PICTURE_SUFFIXES, open_picture, rgb
+from sdrseg.datasets.pictures import PICTURE_SUFFIXES, open_picture, picture_size, rgb
 from sdrseg.datasets.source import Array, find_files
 from sdrseg.errors import DataError, SdrsegError, quantity
 
@@ -133,16 +132,14 @@ def read_pixels(path: Path) -> tuple[Array, str]:
     return pixels, f"{frames} frames; the first is used" if frames > 1 else ""
 
 
-def picture_size(path: Path) -> tuple[int, int]:
+def size_of(path: Path) -> tuple[int, int]:
     """(height, width) from the header of the file; (1, 1) for an unreadable file, which is reported later."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            allow_heif(path)
-            with Image.open(path) as picture:
-                return picture.height, picture.width
-    except Exception:  # Pillow raises many kinds of errors on damaged files
-        return 1, 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return picture_size(path)
+        except DataError:
+            return 1, 1
 
 
 def pixels_of(image: object) -> Array:

@@ -12,6 +12,7 @@ from torch import Tensor
 from sdrseg.config import Config, saved_config
 from sdrseg.datasets.augment import normalise
 from sdrseg.engine.folder import RunFolder, read_meta
+from sdrseg.engine.launch import best_device
 from sdrseg.engine.saved import find_step, open_step, unfinished_note
 from sdrseg.errors import SdrsegError, first_line
 from sdrseg.network import Network
@@ -67,8 +68,7 @@ def _config_of(run: Path | None, meta: dict[str, Any], folder: Path) -> Config:
 def find_device(name: str | torch.device | None) -> torch.device:
     """The device with this name, by default the best available one."""
     if name is None:
-        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device(best)
+        return best_device()
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

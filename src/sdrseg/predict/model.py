@@ -17,7 +17,7 @@ from sdrseg.datasets.cache import free_memory
 from sdrseg.datasets.source import Array, Progress
 from sdrseg.decision import Decision, decide
 from sdrseg.decision import probabilities as probabilities_of
-from sdrseg.errors import SdrsegError
+from sdrseg.errors import SdrsegError, quantity
 from sdrseg.network import Network
 from sdrseg.predict.images import pixels_of
 from sdrseg.predict.prediction import ClassInfo, Prediction
@@ -75,7 +75,8 @@ class Model:
         self._ids = torch.tensor([c.id for c in classes], dtype=torch.uint8)
 
     def __repr__(self) -> str:
-        return f"<Model of {self.facts.get('spec')}, step {self.facts.get('step')}: {len(self.classes)} classes>"
+        classes = quantity(len(self.classes), "class")
+        return f"<Model of {self.facts.get('spec')}, step {self.facts.get('step')}: {classes}>"
 
     @torch.inference_mode()
     def predict(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sdrseg.colours import class_colours, colour_table
+from sdrseg.datasets.pictures import mask_picture
 from sdrseg.datasets.source import Array
 from sdrseg.errors import SdrsegError
 from sdrseg.files import atomic_writer
@@ -91,13 +92,6 @@ class Prediction:
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """Write the mask as a palette PNG: pixel values are class ids, and colours make them visible."""
         write_picture(Path(path), mask_picture(self.mask), overwrite)
-
-
-def mask_picture(mask: Array) -> Image.Image:
-    """A mask of ids with a palette."""
-    picture = Image.fromarray(mask)
-    picture.putpalette(colour_table().tobytes())
-    return picture
 
 
 def write_picture(path: Path, picture: Image.Image, overwrite: bool = False) -> None:

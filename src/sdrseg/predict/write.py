@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from sdrseg.datasets.pictures import mask_picture
 from sdrseg.errors import SdrsegError
 from sdrseg.files import atomic_writer, require_writable, write_json
 from sdrseg.predict.images import Input
-from sdrseg.predict.prediction import Prediction, mask_picture, write_picture
+from sdrseg.predict.prediction import Prediction, write_picture
 
 COLUMNS = ("image", "id", "class", "pixels", "share")
 

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.errors import SdrsegError, UsageError, quantity
 from sdrseg.files import atomic_writer, require_writable
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _collect_tiles(
 
 
 def _how_chosen(images: int, missing: Sequence[str]) -> str:
-    counted = "1 test image was" if images == 1 else f"{images} test images were"
+    counted = f"{quantity(images, 'test image')} {'was' if images == 1 else 'were'}"
     text = (
         f"{counted} chosen by labels only, before any prediction: each time the image with the most classes not yet "
         "shown, then with those shown least often; ties go to the first id. A class counts as shown if it covers at "

@@ -5,7 +5,6 @@ Only runs that were scored on the same images with the same labels can be compar
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from sdrseg.errors import SdrsegError
 from sdrseg.extend.review import EXTENSION
 from sdrseg.methods import METHODS, method_layers, own_sections
 from sdrseg.metrics import StepScore, summary
-from sdrseg.scenario import SOURCES, find_source, parse_spec
+from sdrseg.scenario import SOURCES, parse_spec, saved_source
 
 Entry = dict[str, Any]
 
@@ -33,7 +32,7 @@ class RunRecord:
 
     label: str
     folder: RunFolder
-    identity: dict[str, Any]  # spec, method, preset, sdrseg
+    identity: dict[str, Any]  # spec, method, preset, sdrseg; terms and data_set: what was saved of custom code
     config: Config
     scenario: dict[str, Any]
     scores: tuple[StepScore, ...]
@@ -135,29 +134,10 @@ def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
             f"imported model is scored when it is extended."
         )
     environment = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else []
-    facts = {key: identity.get(key) for key in ("spec", "method", "preset")}
+    facts = {key: identity.get(key) for key in ("spec", "method", "preset", "terms", "data_set")}
     facts["sdrseg"] = environment[-1].get("sdrseg") if environment else None
-    log = tuple(_train_lines(folder.path / "log.jsonl"))
+    log = tuple(entry for entry in folder.read_log() if entry["event"] == "train" and "losses" in entry)
     return RunRecord(label, folder, facts, config, scenario, tuple(scores), tuple(metas), tuple(environment), log)
-
-
-def _train_lines(file: Path) -> list[Entry]:
-    """The training lines of the log; an incomplete last line of a killed run is skipped."""
-    try:
-        lines = file.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise SdrsegError(f"{file}: cannot be read ({error.strerror}).") from error
-    entries = []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and entry.get("event") == "train" and "losses" in entry:
-            entries.append(entry)
-    return entries
 
 
 def _other_scenario(first: RunRecord, other: RunRecord) -> str | None:
@@ -193,16 +173,17 @@ def command_line(run: RunRecord) -> str:
     method, preset = run.identity["method"], run.identity["preset"]
     args = ["sdrseg", "train", str(spec), "--method", method]
     args += ["--preset", preset] if preset != "default" else []
+    if spec.source not in SOURCES:
+        args[2] = f"FILE.py{str(spec).removeprefix(spec.source)}"
     try:
-        args += ["--data", "PATH"] if find_source(spec.source).needs_folder else []
-        layers = method_layers(method, preset, spec.task, spec.source)
-        config = load_config(spec.source, between=layers, own=own_sections(method))
+        source = saved_source(spec.source, run.identity["data_set"])
+        args += ["--data", "PATH"] if source.needs_folder else []
+        layers = method_layers(method, preset, spec.task, source)
+        config = load_config(source, between=layers, own=own_sections(method))
         usual = {s.key: s.value for s in config.settings()}
-    except SdrsegError:  # a custom method or data set that is not known here: write every setting
+    except SdrsegError:  # a custom method that is not known here: write every setting
         usual = {}
         args[4] = method if method in METHODS else f"FILE.py:{method}"
-        if spec.source not in SOURCES:
-            args[2] = f"FILE.py{str(spec).removeprefix(spec.source)}"
     for key, _, value in run.config.settings():
         if key not in usual or usual[key] != value:
             args += ["--set", write_setting(key, value)]

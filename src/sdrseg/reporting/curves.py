@@ -15,10 +15,12 @@ POINTS = 50  # of a curve in one step; if the log has more lines, neighbours are
 WIDE = 30.0  # values with a larger ratio are drawn on a logarithmic scale
 
 
-def meaning(name: str) -> str:
-    """What a term means; "" for a term of an unknown method."""
+def meaning(name: str, runs: Sequence[RunRecord] = ()) -> str:
+    """What a term means, from the runs or, if they do not say, from the known methods; "" if these do not either."""
     of_methods = {term.name: term for method in METHODS.values() for term in method.own_terms}
     known = {"loss": "total, weighted"} | {n: term.summary for n, term in (of_methods | TERMS).items()}
+    for run in runs:
+        known |= run.identity["terms"] or {}
     return known.get(name, "")
 
 
@@ -47,7 +49,7 @@ def loss_panels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
         panels.append(
             {
                 "term": term,
-                "meaning": meaning(term),
+                "meaning": meaning(term, runs),
                 "runs": [one.label for one in series],
                 "chart": lines(series, axes, name, markers=False),
             }

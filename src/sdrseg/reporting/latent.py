@@ -22,6 +22,8 @@ from sdrseg.reporting.collect import RunRecord
 from sdrseg.reporting.pictures import ModelOutput
 
 BINS = 25
+UNCERTAIN = (0.3, 0.85)
+"""Activations, relative to the largest of their class, that the sparsity term removes according to the paper."""
 POINTS = 60  # per class in a projection
 
 Floats = NDArray[np.float64]
@@ -103,6 +105,14 @@ def normalised_counts(features: Tensor, labels: Tensor, classes: int) -> Floats:
     values = (rows_of(features) / scale.clamp_min(SMALL)[:, :, None])[keep]
     counts: Floats = torch.histc(values.float(), BINS, 0, 1).double().numpy()
     return counts
+
+
+def share_uncertain(histogram: Floats) -> float:
+    """The share of a histogram of BINS bins over 0..1 that lies in UNCERTAIN; bins at its ends count in part."""
+    edges = np.linspace(0, 1, BINS + 1)
+    low, high = UNCERTAIN
+    inside = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None) * BINS
+    return float((histogram * inside).sum())
 
 
 def project(before: int, after: int, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Projection:

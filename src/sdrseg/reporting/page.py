@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from sdrseg import __version__
 from sdrseg.colours import LINES, hex_of, text_on
+from sdrseg.errors import quantity
 from sdrseg.reporting import MARK, charts, tables
 from sdrseg.reporting.collect import RunRecord, command_line, scored_differently
 from sdrseg.reporting.curves import loss_panels
@@ -50,6 +51,7 @@ def render(runs: Sequence[RunRecord], found: Gathered) -> str:
         lstrip_blocks=True,
     )
     environment.filters["percent"] = lambda v: "–" if v is None else f"{100 * v:z.1f}"
+    environment.filters["quantity"] = quantity
     environment.filters["one_decimal"] = "{:z.1f}".format
     first = max(runs, key=lambda run: run.last)
     colours = first.colours

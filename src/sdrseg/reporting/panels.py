@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from sdrseg.colours import hex_of
+from sdrseg.errors import quantity
 from sdrseg.reporting import charts, tables
 from sdrseg.reporting.collect import RunRecord, finite
-from sdrseg.reporting.latent import BINS, Floats, Latent, box_of, logged
+from sdrseg.reporting.latent import BINS, UNCERTAIN, Floats, Latent, box_of, logged, share_uncertain
 
 
 def miou_panels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -99,12 +100,12 @@ def histogram_panel(runs: Sequence[RunRecord], latents: Sequence[Latent | None])
     parts = []
     for one, latent in zip(series, [x for x in latents if x is not None and x.histogram is not None], strict=True):
         assert latent.histogram is not None
-        middle = sum(v for v, x in zip(latent.histogram.tolist(), middles, strict=True) if 0.3 <= x <= 0.85)
-        parts.append(f"{one.label} {100 * middle:.1f}\u00a0%")
-    name = f"Histogram of activations divided by the largest of their class. Between 0.3 and 0.85: {', '.join(parts)}."
+        parts.append(f"{one.label} {100 * share_uncertain(latent.histogram):.1f}\u00a0%")
+    between = f"Between {UNCERTAIN[0]} and {UNCERTAIN[1]}: {', '.join(parts)}."
+    name = f"Histogram of activations divided by the largest of their class. {between}"
     chart = charts.lines(series, axes, name, markers=False)
     negative = any(latent is not None and latent.negative for latent in latents)
-    return {"chart": chart, "middle": parts, "negative": negative}
+    return {"chart": chart, "between": between, "negative": negative}
 
 
 def latent_panels(run: RunRecord, latent: Latent | None, distances: Floats | None) -> dict[str, Any]:
@@ -120,8 +121,8 @@ def latent_panels(run: RunRecord, latent: Latent | None, distances: Floats | Non
         for when, step, points in panels:
             by_class = {int(c): points[channels == c].tolist() for c in sorted(set(channels.tolist()))}
             name = (
-                f"{run.label}, {when} step {projection.after}: features of {len(points)} cells of {len(by_class)} "
-                f"classes on two principal components."
+                f"{run.label}, {when} step {projection.after}: features of {quantity(len(points), 'cell')} of "
+                f"{quantity(len(by_class), 'class')} on two principal components."
             )
             title = f"{when} step {projection.after} (model of step {step})"
             result["panels"].append({"title": title, "chart": charts.scatter(by_class, colours, box, name)})

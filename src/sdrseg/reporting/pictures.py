@@ -25,6 +25,7 @@ from sdrseg.datasets.extended import Extended
 from sdrseg.datasets.index import ClassIndex, class_index
 from sdrseg.datasets.source import Source
 from sdrseg.decision import decide
+from sdrseg.engine.launch import best_device
 from sdrseg.engine.saved import open_step
 from sdrseg.errors import DataError
 from sdrseg.labels import VOID
@@ -101,8 +102,7 @@ def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, Cla
     source = open_source(spec.source, runs[0].path if own else data, runs[0].config)
     with progress(f"reading {spec.source}") as report:
         index = class_index(source, runs[0].scenario["steps"][-1].get("test_split", "val"), report)
-    digests = runs[0].scenario["mask_digests"]
-    found = index.digest_by_id
+    digests, found = runs[0].scenario["mask_digests"], index.digest_by_id
     for id in runs[0].scenario["steps"][-1]["test_ids"]:
         if found.get(id) != digests[id]:
             what = "is missing" if id not in found else "has changed since the runs were scored"
@@ -177,7 +177,7 @@ def apply_models(
     run: RunRecord, images: Sequence[TestImage], steps: Sequence[int] | None = None
 ) -> Iterator[ModelOutput]:
     """Apply the saved models of these steps, or of every finished one, to the images."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = best_device()
     merged = torch.tensor(_merged(run), dtype=torch.uint8)
     for number in range(len(run.scores)) if steps is None else steps:
         network, decision = open_step(run.folder.step(number), run.config.net)

@@ -84,7 +84,7 @@ def balanced(present: Presence, lists: Lists, names: Sequence[str]) -> tuple[Row
         assigned[columns[steps[columns] == step]] += 1
         chosen[step].append(int(image))
     warnings = [
-        f"class {c} ({names[c]}) gets {int(got)} of its {int(has)} images in its step; "
+        f"class {c} ({names[c]}) gets {int(got)} of its {quantity(int(has), 'image')} in its step; "
         f"{min(TARGET_IMAGES, int(has))} is the target"
         for c, got, has in zip(classes, assigned, total, strict=True)
         if got < min(TARGET_IMAGES, has)

@@ -196,8 +196,8 @@ def build_scenario(
         )
         if holdout > 0 and train_ids and not held_out_ids.intersection(train_ids):
             raise SdrsegError(
-                f"{spec}: train.holdout={holdout:g} holds out none of the {len(train_ids)} images of step {k}. "
-                f"Hold out a larger share, or add images."
+                f"{spec}: train.holdout={holdout:g} holds out none of the {quantity(len(train_ids), 'image')} of step "
+                f"{k}. Hold out a larger share, or add images."
             )
         if not train_ids:
             warnings.append(f"step {k} has no training image under @{spec.protocol}")

@@ -12,22 +12,12 @@ import numpy as np
 from sdrseg.errors import SdrsegError
 from sdrseg.files import write_json
 from sdrseg.reporting.collect import collect
-from sdrseg.reporting.latent import BINS, Floats, normalised_counts
+from sdrseg.reporting.latent import BINS, normalised_counts, share_uncertain
 from sdrseg.reporting.pictures import apply_models, choose, load_images, open_data
 from sdrseg.study.cell import Cell
 from sdrseg.study.grid import Experiment
 
-UNCERTAIN = (0.3, 0.85)
-"""Activations, relative to the largest of their class, that the sparsity term removes according to the paper."""
 IMAGES = 100
-
-
-def share_uncertain(histogram: Floats) -> float:
-    """The share of a histogram over 0..1 that lies between 0.3 and 0.85."""
-    edges = np.linspace(0, 1, BINS + 1)
-    low, high = UNCERTAIN
-    inside = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None) * BINS
-    return float((histogram * inside).sum())
 
 
 def measure_run(path: Path, data: Path | None, images: int = IMAGES) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.methods import method_layers, own_sections
-from sdrseg.metrics import StepScore, mean_of, pixel_accuracy
-from sdrseg.scenario import Spec, class_lists, parse_spec
+from sdrseg.metrics import StepScore, mean_of, pixel_accuracy, without_nan
+from sdrseg.scenario import Spec, class_lists, parse_spec, saved_source
 
 Cell = dict[str, Any]
 
@@ -88,7 +88,7 @@ def write_cell(run: Path, out: Path) -> Path:
         write_json(file, cell)
     elif read_cell(file) != cell:
         raise SdrsegError(
-            f"{file} contains another result of this configuration. Move it away, or choose another folder."
+            f"{file} contains another result of this configuration. Move that file, or choose another folder."
         )
     return file
 
@@ -178,20 +178,7 @@ def _per_class(scores: Sequence[StepScore]) -> list[dict[str, Any]]:
 
 
 def _percent(value: float | None) -> float | None:
-    return None if value is None or value != value else round(100 * float(value), 4)
-
-
-def read_log(file: Path) -> list[dict[str, Any]]:
-    """The entries of a log.jsonl; incomplete lines of a killed run are skipped."""
-    entries = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and "event" in entry and "time" in entry:
-            entries.append(entry)
-    return entries
+    return None if value is None or without_nan(value) is None else round(100 * float(value), 4)
 
 
 def seconds_in(log: Sequence[Mapping[str, Any]]) -> float:
@@ -202,7 +189,7 @@ def seconds_in(log: Sequence[Mapping[str, Any]]) -> float:
 
 def _origin(folder: RunFolder, saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Run time and device, from the log or, for older logs, from environment.json."""
-    log = read_log(folder.path / "log.jsonl")
+    log = folder.read_log()
     start = next((entry for entry in log if entry["event"] == "start" and "device" in entry), {})
     if not start and (folder.path / "environment.json").exists():
         start = folder.read_json("environment.json")[-1]
@@ -228,12 +215,13 @@ def _origin(folder: RunFolder, saved: Mapping[str, Any], config: Config) -> dict
 def _settings(saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Every setting that affects results and differs from the data set, the preset and the method."""
     spec = parse_spec(saved["spec"])
+    source = saved_source(spec.source, saved.get("data_set"))
     try:
-        layers = method_layers(saved["method"], saved["preset"], spec.task, spec.source)
+        layers = method_layers(saved["method"], saved["preset"], spec.task, source)
         own = own_sections(saved["method"])
     except SdrsegError:  # a custom method that is not known here
         layers, own = [], {}
-    usual = {s.key: s.value for s in load_config(spec.source, between=layers, own=own).settings()}
+    usual = {s.key: s.value for s in load_config(source, between=layers, own=own).settings()}
     matters = [s for s in config.settings() if s.affects != "nothing"]
     changed = {s.key: s.plain for s in matters if s.key not in usual or s.value != usual[s.key]}
     return changed | ({"net.weights": Path(config.net.weights).name} if "net.weights" in changed else {})

@@ -89,7 +89,7 @@ def start_workers(machines: Machines, out: Path, worker: Mapping[str, Any], json
         if result["left"]:
             console().print(f"{len(result['left'])} left; run the same command again to resume", soft_wrap=True)
         for why in result["lost"]:
-            console().print(f"lost: {why}. Run the same command again to resume.", soft_wrap=True)
+            console().print(f"a worker was lost: {why}. Run the same command again to resume.", soft_wrap=True)
     return not result["failed"] and not result["lost"]
 
 

@@ -23,11 +23,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from sdrseg.config import Config, load_config
+from sdrseg.config import Config, load_config, nested
 from sdrseg.config.read import flat
 from sdrseg.config.sections import AUTO
 from sdrseg.datasets import read_spec
-from sdrseg.errors import UsageError, nearest
+from sdrseg.errors import UsageError, nearest, quantity
 from sdrseg.methods import find_method, method_layers, own_sections, resolve_method
 from sdrseg.methods.own import file_digest
 from sdrseg.scenario import Spec
@@ -85,7 +85,9 @@ class Study:
         some = [self.experiments[number - 1] for number in wanted]
         for pattern in only:
             if not any(_matches(e, pattern) for e in some):
-                raise UsageError(f"--only {pattern}: matches none of {len(some)} experiments, such as {some[0].label}.")
+                raise UsageError(
+                    f"--only {pattern}: matches none of {quantity(len(some), 'experiment')}, such as {some[0].label}."
+                )
         return [e for e in some if not only or any(_matches(e, pattern) for pattern in only)]
 
 
@@ -104,7 +106,9 @@ def read_experiment(file: Path) -> tuple[Experiment, Path | None, Path | None]:
     """The one experiment of a file, its data and its store of bases."""
     study = read_study(file)
     if len(study.experiments) != 1:
-        raise UsageError(f"{file} contains {len(study.experiments)} experiments. Run them with `sdrseg run {file}`.")
+        raise UsageError(
+            f"{file} contains {quantity(len(study.experiments), 'experiment')}. Run them with `sdrseg run {file}`."
+        )
     return study.experiments[0], study.data, study.bases
 
 
@@ -197,11 +201,7 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
         layers = method_layers(method, preset, spec.task, spec.source)
     except UsageError as error:
         raise UsageError(f"{origin}: {error}") from error
-    nested: dict[str, dict[str, Any]] = {}
-    for key, value in settings.items():
-        section, _, name = key.partition(".")
-        nested.setdefault(section, {})[name] = value
-    config = load_config(spec.source, between=[*layers, (origin, nested)], own=own_sections(method))
+    config = load_config(spec.source, between=[*layers, (origin, nested(settings))], own=own_sections(method))
     if config.train.batch_size == AUTO:
         raise UsageError(f"{origin}: train.batch_size = auto depends on the machine. An experiment needs a number.")
     return Experiment(spec, method, preset, config, settings, {key: settings.get(key) for key in varied})

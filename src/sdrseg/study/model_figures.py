@@ -9,11 +9,10 @@ import numpy as np
 from matplotlib.patches import Patch
 
 from sdrseg.colours import hex_of
-from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.errors import SdrsegError, UsageError, quantity
 from sdrseg.reporting.collect import RunRecord, collect
-from sdrseg.reporting.latent import BINS, Latent, measure
+from sdrseg.reporting.latent import BINS, UNCERTAIN, Latent, measure, share_uncertain
 from sdrseg.reporting.pictures import TestImage, apply_models, choose, load_images, open_data
-from sdrseg.study.activations import UNCERTAIN, share_uncertain
 from sdrseg.study.figures import COLUMN, DPI, PAGE, figure, legend_below, line_style, save
 
 
@@ -27,7 +26,7 @@ def open_runs(
             raise SdrsegError(f"{run.path}: not finished yet. Finish it with `sdrseg train` first.")
     known = runs[0].scenario["steps"][-1]["test_ids"]
     if wrong := [id for id in ids if id not in known]:
-        raise UsageError(f"--id {wrong[0]}: not one of the {len(known)} test images, such as {known[0]}.")
+        raise UsageError(f"--id {wrong[0]}: not one of the {quantity(len(known), 'test image')}, such as {known[0]}.")
     source, index = open_data(runs, data)
     return runs, load_images(runs[0], source, ids or choose(runs[0], source, index, images).ids)
 

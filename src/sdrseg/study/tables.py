@@ -82,7 +82,8 @@ def paper_form(
     notes = [f"{row.name}: {row.note}." for row in table.rows if row.note]
     for row in table.rows:
         notes += [
-            f"misprint in the paper: {row.name}, {key}; {correct} fits." for key, correct in row.misprints.items()
+            f"misprint in the paper: {row.name}, {key}; {correct} is consistent with the others."
+            for key, correct in row.misprints.items()
         ]
     scored = {cell["scored_on"] for cells in found.values() for cell in cells} - {TEST_IMAGES}
     notes += [f"Ours is scored on {what}." for what in sorted(scored)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib.ticker import NullFormatter
 
+from sdrseg.config import write_setting
 from sdrseg.study.decay import stability_decay
 from sdrseg.study.figures import COLUMN, PAGE, figure, legend_below, line_style, save
 from sdrseg.study.ranges import default_ranges, parse_range
@@ -60,7 +61,7 @@ def train_command(search: Search, chosen: Mapping[str, Any]) -> str:
     args += ["--preset", search.preset] if search.preset != "default" else []
     args += ["--data", str(search.data)] if search.data is not None else []
     for key, value in {**search.settings, **chosen}.items():
-        args += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+        args += ["--set", write_setting(key, value)]
     return shlex.join([*args, "--out", "RUN"])
 
 

@@ -45,7 +45,7 @@ def open_folder(root: Path) -> Source:
     found = _recognise(root)
     if len(found) > 1:
         names = " and ".join(f'{what} (format = "{name}")' for name, what in found.items())
-        raise DataError(f"{root}: found both {names}. Choose one in dataset.toml, or move the other away.")
+        raise DataError(f"{root}: found both {names}. Choose one in dataset.toml, or move the other to another folder.")
     return _open(next(iter(found), "masks"), root)
 
 

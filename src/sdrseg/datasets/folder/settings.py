@@ -183,7 +183,7 @@ def _check_coding(settings: Settings) -> None:
         raise DataError(f"{file}: ignore = {settings.ignore} is also the id of class {name!r}. Choose another value.")
     if classes and colours and len(colours) != len(classes):
         raise DataError(
-            f"{file}: {quantity(len(colours), 'colour')} for {len(classes)} classes. "
+            f"{file}: {quantity(len(colours), 'colour')} for {quantity(len(classes), 'class')}. "
             "Write one colour per class, in order."
         )
     if settings.ignore_colour and not colours:
