@@ -15,14 +15,13 @@ def by_size(images: int, method: str = "sdr", held_out: bool = True, **settings)
     return settings_by_size(images, held_out, config, method)
 
 
-def test_few_images_get_small_batches_and_laps_fits_rows_only():
-    few = by_size(40, "laps-softmax")
+def test_few_images_get_small_batches_and_rows_of_laps_an_average_frequency():
+    few, many = by_size(40, "mib"), by_size(400, "mib")
     assert few["train"] == {"batch_size": 4, "epochs": 40, "best_every": 4, "patience": 4}
-    assert few["laps"]["fit_only"] is True and few["laps"]["init"] == "logistic" and few["laps"]["prior"] == "average"
-    many = by_size(400, "laps-softmax")
     assert many["train"]["batch_size"] == 8 and many["train"]["epochs"] == 8
-    assert many["optim"].keys() == by_size(40, "mib")["optim"].keys() == {"lr_later"}
-    assert "laps" not in many and "laps" not in by_size(40, "mib")
+    assert few.keys() == many.keys() == {"train", "optim"} and few["optim"].keys() == {"lr_later"}
+    for images in (1, 40, 400):
+        assert by_size(images, "laps-softmax")["laps"] == {"prior": "average", "positive": 1.0}
 
 
 @given(st.integers(1, 5000), st.booleans())

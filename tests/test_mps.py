@@ -48,7 +48,7 @@ def test_no_method_needs_float64(name, protocol):
 def test_the_pass_over_the_data_of_laps_needs_no_float64(when, monkeypatch):
     """What is fitted to the samples after it is computed on the CPU."""
     monkeypatch.setattr(sdrseg.methods.adjust, "widest", lambda x: x)
-    stage = begin("laps", "overlapped", settings=("laps.drift=true",))
+    stage = begin("laps", "overlapped", settings=("laps.fit_only=false", "laps.drift=true"))
     images = normalise(stage.batch.images)
     with NoFloat64(), torch.no_grad():
         stage.method.begin_survey(when)
