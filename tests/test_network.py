@@ -24,10 +24,9 @@ from sdrseg.network import (
     Output,
     build_network,
     load_network,
-    statistics_moved,
-    statistics_warning,
 )
 from sdrseg.network_parts import OfficialDecoder, sliding_mean
+from sdrseg.network_statistics import statistics_moved, statistics_warning
 
 
 def toy(classes: int = 4, seed: int = 0, **settings: object) -> Network:

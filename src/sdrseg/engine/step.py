@@ -22,7 +22,8 @@ from sdrseg.engine.training import Assembled, StepTraining
 from sdrseg.engine.watch import NotFiniteError
 from sdrseg.methods import Method, StepInfo
 from sdrseg.methods.own import require_super, require_weights
-from sdrseg.network import Network, build_network, require_variance, statistics_warning
+from sdrseg.network import Network, build_network
+from sdrseg.network_statistics import require_variance, statistics_warning
 from sdrseg.scenario import Step
 from sdrseg.weights import load_weights
 
