@@ -212,7 +212,7 @@ def carry_out(given: argparse.Namespace, folder: Path) -> None:
             run = {"variant": label, "class": name, "images": count, "method": method, "scored": mode}
             parent, settings = parents.get(method, parents[kind]), variants[variant]
             found = one(study, parent, before[kind, name], run, {**common, **settings}, given.iterations, folder)
-            write_json(file, {**found, "settings": settings, **where})
+            write_json(file, {**found, "settings": {**parse_settings(given.set), **settings}, **where})
             gc.collect()
             longest = max(longest, time.monotonic() - start)
             print(
