@@ -40,7 +40,7 @@ def _order(row: Row) -> Any:
 
 def tables() -> str:
     laps = ", ".join(f"`laps.{key}` = {value}" for key, value in OF_LAPS.items())
-    parts = [_regimes(), f"LAPS is not trained, so none of these apply to it. It has {laps}.\n"]
+    parts = [_regimes(), f"LAPS fits rows instead, so these do not apply to it; it uses {laps}.\n"]
     if tested := read("test"):
         parts.append(
             "Points that the old classes lost elsewhere, and IoU of the new class, on the 1,449 test images:\n"
@@ -55,7 +55,7 @@ def tables() -> str:
         counts = sorted({row["scored_images"] for row in chosen if row["scored_images"] >= 500})
         scored = " or ".join(f"{count:,}" for count in counts)
         parts.append(
-            f"The same and the time on {scored} held-out training images, or as many as the row says (on a CPU):\n"
+            f"Points lost, IoU and seconds on {scored} held-out training images, or as many as the row says (CPU):\n"
         )
         parts.append(_held_out(chosen))
     return "\n".join(parts)

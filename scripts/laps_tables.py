@@ -48,7 +48,7 @@ Before, these have {found["before"]:.1f}:
 
 {_fitted(found)}
 The same with the softmax model of step 0 and, for new rows, principal components of the encoder's features
-(`laps.encoder`) besides the decoder's output. Scores of a softmax have no zero, so level zero means nothing here.
+(`laps.encoder`) besides the decoder's output. Scores of a softmax have no zero, so level zero is meaningless here.
 Before, old classes have {second["before"]:.1f}:
 
 {_fitted(second)}"""

@@ -407,3 +407,14 @@ def test_a_model_has_the_options_of_the_function():
 
 def test_the_default_of_every_kind_of_model_is_a_method():
     assert set(DEFAULTS.values()) <= set(METHODS)
+
+
+def test_prototypes_that_laps_did_not_update_are_made_again(place, tmp_path):
+    """SDR compares features with the prototype of every old class, also of one that LAPS added."""
+    extend(place / "run", place / "white", tmp_path / "two", method="laps-softmax", settings=QUICK, display=Quiet())
+    kept = load_file(tmp_path / "two/steps/1/memory.safetensors")
+    assert kept["prototypes.image.seen"][-1] == 0
+    display = Quiet()
+    extend(tmp_path / "two", place / "black", tmp_path / "three", method="sdr", settings=QUICK, display=display)
+    assert any("remembering old classes" in str(line) for line in display.said)
+    assert (load_file(tmp_path / "three/steps/1/memory.safetensors")["prototypes.image.seen"][1:] > 0).all()

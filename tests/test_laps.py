@@ -124,7 +124,7 @@ def test_a_rare_new_class_can_count_as_an_average_old_one():
     with torch.no_grad():
         stride = labels.shape[-1] // as_seen.student(normalise(as_seen.batch.images)).embedding.shape[-1]
     new = sum(int((labels[:, ::stride, ::stride] == c).sum()) for c in range(N_OLD, CLASSES)) / (CLASSES - N_OLD)
-    share = new / (400.0 / (N_OLD - 1))  # 100 and 300 points of old classes are remembered
+    share = new / (400.0 / 2)  # 100 and 300 points of two old classes are remembered
     assert 0 < share < 1
     for mine, whole in zip(average.method.replays, as_seen.method.replays, strict=True):
         torch.testing.assert_close(mine.represents, share * whole.represents)
@@ -425,6 +425,31 @@ def test_new_rows_may_see_the_features_of_the_encoder(tmp_path):
 def test_the_features_of_the_encoder_need_vectors_as_memory():
     with pytest.raises(UsageError, match=r"laps.encoder=4 needs laps.memory=features, not gaussian"):
         at_step_1("laps.encoder=4")
+
+
+@pytest.mark.parametrize(
+    ("setting", "wide", "message"),
+    [
+        ("laps.encoder=4", False, "laps.encoder=4: this model's memory has no features of the encoder"),
+        ("laps.memory=gaussian", True, "laps.memory=gaussian: this model's memory has features of the encoder"),
+    ],
+)
+def test_a_memory_and_the_settings_have_to_agree_about_the_encoder(setting, wide, message):
+    stage = begin("laps", "disjoint", settings=(setting,))
+    stage.student.shortcut = None  # a model of a run without laps.encoder
+    stage.method.directions = torch.rand(4, stage.student.feature_channels) if wide else None
+    with pytest.raises(UsageError, match=message):
+        stage.method.begin_step(stage.method.step, stage.student, None)
+
+
+def test_a_class_that_no_sampled_cell_shows_is_named():
+    stage = begin("laps", "disjoint")
+    stage.batch.labels[stage.batch.labels == CLASSES - 1] = 0
+    before = stage.student.classifier.weight[CLASSES - 1].clone()
+    stage.look("before")
+    assert torch.equal(stage.student.classifier.weight[CLASSES - 1], before)
+    (note,) = stage.method.notes
+    assert f"channel {CLASSES - 1} cannot be fitted" in note and "none of the sampled cells shows it" in note
 
 
 def test_rows_that_are_not_fitted_need_training():

@@ -289,3 +289,31 @@ def test_rejection_and_the_softmax_against_old_rows():
     np.testing.assert_allclose(value.detach(), ce, rtol=1e-10)
     value.backward()
     assert o.grad is None and z.grad is not None
+
+
+@pytest.mark.parametrize("form", ["features", "gaussian"])
+@pytest.mark.parametrize(("first", "second"), [(640, 640), (900, 60), (30, 5000), (6000, 6000)])
+def test_the_background_of_two_steps_keeps_their_proportion(form, first, second):
+    """With few vectors, with many, and with more than are kept: the first step is at 0.2, the second at 0.8."""
+    memory = m.LatentMemory(form, 0, 4)
+    for value, cells in ((0.2, first), (0.8, second)):
+        made = samples.Sample(2, 2, CPU)
+        side = torch.full((1, 2, 1, cells), value) + torch.rand(1, 2, 1, cells) * 0.01
+        for part in torch.split(side, 1000, 3):
+            made.add(part, torch.zeros(1, 1, part.shape[3], dtype=torch.uint8), [f"{value} {len(made.of(0))}"])
+        made.counts[0] = cells
+        memory.learn(made, range(1, 2), 0)
+    background = memory.background
+    assert len(background.mean) <= 8192 and background.points.sum().item() == pytest.approx(first + second)
+    late = background.points[background.mean[:, 0] > 0.5].sum().item()
+    assert late == pytest.approx(second, rel=0.02)
+    if form == "features" and first + second < 2000:
+        assert len(background.mean.unique(dim=0)) == len(background.mean)
+
+
+def test_a_memory_of_no_class_is_none():
+    empty = {"owner": torch.zeros(0, dtype=torch.long), "points": torch.zeros(0), "mean": torch.zeros(0, 4)}
+    for form in ("gaussian", "features"):
+        memory = m.LatentMemory(form, 2, 2)
+        memory.load_state_dict({f"memory.classes.{name}": tensor for name, tensor in empty.items()})
+        assert memory.classes is None

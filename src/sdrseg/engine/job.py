@@ -87,6 +87,10 @@ class Job:
     def protocol(self) -> str:
         return self.scenario.spec.protocol or "sequential"
 
+    def iterates(self, step: int) -> bool:
+        """Whether a step is trained by gradient descent."""
+        return step == 0 or self.method(self.config.of_step(step), self.processes).iterates(step)
+
     def iterations_alike(self, step: Step) -> int:
         """Iterations of a step and of later ones with the same computation. Step 0 differs: it trains batch norm."""
         left = self.scenario.steps[step.number :] if step.number > 0 else [step]

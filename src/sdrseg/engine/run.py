@@ -72,7 +72,8 @@ def train(
     require_class_weights(config, job.scenario.classes)
     notes = choose_batch_size(job) if config.train.batch_size == AUTO else []
     config = job.config
-    job.scenario.require_images([config.of_step(step.number).train.batch_size for step in job.scenario.steps])
+    numbers = range(len(job.scenario))
+    job.scenario.require_images([config.of_step(n).train.batch_size if job.iterates(n) else 1 for n in numbers])
     if job.processes.rank == 0:
         require_held_out(job)
     require_variances(job)

@@ -105,7 +105,7 @@ def _warn(job: Job, step: Step, config: Config, student: Network, iterations: in
 def require_variances(job: Job) -> None:
     """Raise an error if an unfinished step would train batch norm on one image at a time."""
     done = job.folder.has_model(0) or job.base_is_stored()
-    later = [job.config.of_step(1)] if len(job.scenario) > 1 else []
+    later = [job.config.of_step(1)] if len(job.scenario) > 1 and job.iterates(1) else []
     for config in later if done else [job.base[1], *later]:
         at_once = config.train.batch_size // (job.processes.world * config.run.accumulate)
         if config.net.bn == "train" and not job.synchronised and at_once <= 1:

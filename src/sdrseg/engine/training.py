@@ -63,6 +63,9 @@ class StepTraining:
         if self.method.wants_survey(when):
             batches = survey_batches(*self._data, **self._options)
             survey(self.job.fabric, self.method, self.student, self.teacher, batches, when)
+            for note in self.method.notes:
+                self.job.display.say(f"step {self.step.number}: {note}")
+            self.method.notes.clear()
 
     def _iterate(self, state: tuple[dict[str, Any], dict[str, Tensor]] | None) -> tuple[str, Mapping[str, int]]:
         """All iterations; returns how passes were computed, and the unreadable images with their counts."""

@@ -29,6 +29,9 @@ from sdrseg.extend.removed import forgotten
 from sdrseg.labels import VOID
 from sdrseg.methods import Method
 
+KEPT = {"memory", "prototypes"}
+"""What a model may have kept of its classes, by the prefix of its tensors."""
+
 
 class Pictures(Source):
     """All pictures in a folder, without labels."""
@@ -102,8 +105,14 @@ def _labelled(folder: Path, names: Sequence[str]) -> Source | None:
 
 
 def remembered(parent: Parent) -> set[str]:
-    """What the model has kept of its classes: prototypes, and the memory of LAPS."""
-    return {name.partition(".")[0] for name in parent.folder.load_memory(parent.step)} & {"memory", "prototypes"}
+    """What the model has kept of its classes: prototypes, if all classes have one, and the memory of LAPS."""
+    memory = parent.folder.load_memory(parent.step)
+    found = {name.partition(".")[0] for name in memory} & KEPT
+    seen = memory.get("prototypes.image.seen")
+    shown = [c["channel"] for c in parent.meta["classes"] if c["channel"] > 0 and not c.get("removed")]
+    if seen is not None and not bool((seen[shown] > 0).all()):  # LAPS does not update prototypes
+        found.discard("prototypes")
+    return found
 
 
 def needed(method: Method) -> set[str]:
@@ -117,7 +126,8 @@ def make_memory(job: Job, parent: Parent, views: Views | None, folder: Path) -> 
     """Write memory.safetensors: what the model has, what the method finds in `views`, without silenced channels."""
     memory = parent.folder.load_memory(parent.step)
     if views is not None:
-        memory = _surveyed(job, parent, views) | memory
+        lost = KEPT - remembered(parent)
+        memory = _surveyed(job, parent, views) | {n: t for n, t in memory.items() if n.partition(".")[0] not in lost}
     entry = {"file": "memory.safetensors", "sha256": ""}
     if job.processes.rank == 0:
         entry["sha256"] = save_tensors(folder / "memory.safetensors", forgotten(memory, job.silenced))

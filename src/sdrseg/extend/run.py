@@ -193,8 +193,8 @@ def _ignored_notes(job: Job, plan: Plan) -> list[str]:
 
 def _begin(job: Job, plan: Plan, views: Views | None) -> None:
     """Copy the steps of the parent to the new run, with the memory that the method needs."""
-    if job.folder.has_model(plan.parent.step):
-        return
+    if job.processes.any(job.processes.rank == 0 and job.folder.has_model(plan.parent.step)):
+        return  # as the first process sees it: others may come later, when it has copied the steps
     entry: dict[str, Any] | None = None
     step_folder = job.folder.step(plan.parent.step)
     if views is not None or job.silenced:

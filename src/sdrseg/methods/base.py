@@ -90,6 +90,8 @@ class Method(PixelTerms):
     def __init__(self, config: Config, processes: Processes | None = None):
         super().__init__(config, processes or Processes())
         self.latent = LatentSpace(config, self.processes)
+        self.notes: list[str] = []
+        """Messages for the user, printed after a survey."""
 
     @classmethod
     def values(cls, preset: str = "default", task: str | None = None) -> dict[str, From]:

@@ -71,6 +71,7 @@ class LAPS(TrainedRows):
 
     @torch.no_grad()
     def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
+        self._require_directions(step, student)
         for network in (student, teacher):
             if self.directions is not None and network is not None and network.shortcut is None:
                 network.widen(self.directions)
@@ -85,6 +86,18 @@ class LAPS(TrainedRows):
         self.hidden = None
         self.seen = torch.zeros((), device=rows.weight.device)
         self.scale = torch.ones((), device=rows.weight.device)
+
+    def _require_directions(self, step: StepInfo, student: Network) -> None:
+        """Raise if this model's memory does not fit `laps.encoder` or `laps.memory`."""
+        wide = self.directions is not None or student.shortcut is not None
+        if self.own.encoder > 0 and step.number > 0 and not wide:
+            raise UsageError(
+                f"laps.encoder={self.own.encoder}: this model's memory has no features of the encoder. Leave it out."
+            )
+        if wide and self.own.memory != "features":
+            raise UsageError(
+                f"laps.memory={self.own.memory}: this model's memory has features of the encoder. Use features."
+            )
 
     def wants_survey(self, when: When) -> bool:
         """After step 0; before later steps, and after them if their features have changed."""
@@ -139,7 +152,7 @@ class LAPS(TrainedRows):
 
     def expect(self, whole: Batch | None, parts: int) -> None:
         super().expect(whole, parts)
-        for number, part in enumerate(getattr(self, "replays", ())):
+        for number, part in enumerate(getattr(self, "replays", ())):  # also called while the base class is set up
             part.draw(self._seed() + number)
 
     def after_update(self, student: Network) -> None:
@@ -150,10 +163,10 @@ class LAPS(TrainedRows):
 
     def _rarity(self) -> float:
         """The weight of a point of memory: below 1 if new classes should be as frequent as old ones."""
-        classes, n_old = self.memory.classes, self.step.n_old
+        classes = self.memory.classes
         if self.own.prior == "seen" or classes is None:
             return 1.0
-        old = float(classes.points.sum()) / max(1, n_old - 1)
+        old = float(classes.points.sum()) / len(set(classes.owner.tolist()))
         new = float(self._sample.counts[list(self._new)].float().mean())
         return min(1.0, max(1.0, new) / max(1.0, old))
 
@@ -192,7 +205,8 @@ class LAPS(TrainedRows):
             rest = Rest([*step[:channel], *step[channel + 1 :], *memory], level)
             vectors, count = each[channel]
             if count == 0 or rest.weights.sum() == 0:
-                continue  # not labelled at all, or nothing but this class is labelled and nothing remembered
+                self.notes.append(_unfitted(channel, count))
+                continue
             points = own.positive * count
             if own.init == "closed_form":
                 weight, bias = discriminant(vectors, points, rest, length)
@@ -240,3 +254,12 @@ class LAPS(TrainedRows):
             self.hidden = state["laps.hidden"].clone() if "laps.hidden" in state else None
         if hasattr(self, "step") and self.step.number > 0:  # in the middle of a step
             self._prepare()
+
+
+def _unfitted(channel: int, count: int) -> str:
+    """A note that the row of a channel could not be fitted."""
+    if count == 0:
+        why = "none of the sampled cells shows it; its objects may be too small for the network's grid"
+    else:
+        why = "there is nothing to tell it from: nothing else is labelled or remembered"
+    return f"warning: the class in channel {channel} cannot be fitted and will not be predicted: {why}"

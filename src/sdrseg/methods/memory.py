@@ -167,14 +167,29 @@ class LatentMemory:
         parts = [] if self.classes is None else [self.classes]
         parts += [fit(x, c, float(sample.counts[c]), *options) for c, x in seen if len(x) > 0]
         self.classes = joined(parts) if parts else None
-        x, count = sample.of(0), float(sample.counts[0])
-        if self.background is not None:
-            before = float(self.background.points.sum())
-            old = round(BACKGROUND * before / max(1.0, before + count))
-            x = torch.cat([draw_vectors(self.background, old, seed), x[: BACKGROUND - old]])
-            count += before
-        if len(x) > 0:
-            self.background = fit(x, 0, count, *options)
+        self._learn_background(sample.of(0), float(sample.counts[0]), seed)
+
+    def _learn_background(self, x: Tensor, count: float, seed: int) -> None:
+        """Add vectors (N, D) of background that represent `count` points. Above BACKGROUND vectors, those of earlier
+        steps and these are thinned in proportion to their points."""
+        options = (self.form, self.rank, self.clusters)
+        stored = self.background
+        if stored is None or len(x) == 0:
+            self.background = fit(x, 0, count, *options) if len(x) > 0 else stored
+            return
+        before = float(stored.points.sum())
+        most = round(BACKGROUND * before / max(1.0, before + count))
+        if isinstance(stored, Vectors):
+            if len(stored.mean) > most:
+                drawn = draw_vectors(stored, most, seed)
+                each = torch.full((most,), before / max(1, most), device=x.device)
+                stored = Vectors(torch.zeros_like(each, dtype=stored.owner.dtype), each, drawn)
+            new = fit(x[: max(1, BACKGROUND - len(stored.mean))], 0, count, *options)
+            self.background = joined([stored, new])
+        else:
+            x = x[: max(1, BACKGROUND - most)]
+            old = min(most, round(len(x) * before / max(1.0, count)))
+            self.background = fit(torch.cat([draw_vectors(stored, old, seed), x]), 0, before + count, *options)
 
     def drift(self, shift: Tensor) -> None:
         """Shift the memory of each class by `shift` (K, D)."""
@@ -234,6 +249,6 @@ def nbytes_of(parts: Mapping[str, Memory]) -> int:
 
 def _read(state: Mapping[str, Tensor], prefix: str) -> Memory | None:
     found = {name.removeprefix(prefix): tensor.clone() for name, tensor in state.items() if name.startswith(prefix)}
-    if not found:
+    if not found or len(found["owner"]) == 0:
         return None
     return Gaussians(**found) if "factor" in found else Vectors(**found)

@@ -108,7 +108,7 @@ def _laps() -> list[type[Method]]:
         ("trained", "LAPS that trains the whole network", {}),
         ("trained-logistic", "the same from fitted rows", {"laps__init": "logistic", "laps__memory": "features"}),
         ("trained-small", "the same with new rows that start near zero", {"laps__init": "small"}),
-        ("trained-no-replay", "the same without remembered features", {"laps__replay": 0.0, "laps__versus": 0.0}),
+        ("trained-no-replay", "the same without replay", {"laps__replay": 0.0, "laps__versus": 0.0}),
         ("trained-no-versus", "the same without the softmax of old and new rows", {"laps__versus": 0.0}),
         ("trained-features", "the same with feature vectors as memory", {"laps__memory": "features"}),
         ("trained-prototype", "the same with means and variances as memory", {"laps__memory": "prototype"}),
