@@ -70,10 +70,11 @@ def forecast(job: Job, plan: Plan) -> Forecast:
         similar[name] = {plan.parent.classes[c + 1]: float(shares[c]) for c in notable}
     trains = job.method(config, job.processes).iterates(step.number)
     iterations = len(train_order(step.train_ids, config, job.share)) if trains else 0
-    seconds, saved = _one_image(job, network, config.data.crop)
+    seconds, saved = _one_image(job, network, config.data.crop, trains)
     batch = config.train.batch_size
     weights = sum(p.numel() for p in network.parameters()) * 4
-    memory = (batch * saved + 4 * weights) / 2**30  # student, gradient, momentum, teacher
+    copies = 4 if trains else 1  # student, gradient, momentum, teacher
+    memory = (batch * saved + copies * weights) / 2**30
     return Forecast(
         plan.new.images,
         len(step.train_ids),
@@ -85,8 +86,8 @@ def forecast(job: Job, plan: Plan) -> Forecast:
     )
 
 
-def _one_image(job: Job, network: Any, crop: int) -> tuple[float, int]:
-    """Seconds for one crop, forward with a teacher and backward, and the bytes kept for the backward pass."""
+def _one_image(job: Job, network: Any, crop: int, trains: bool) -> tuple[float, int]:
+    """Seconds for one crop, and the bytes of its feature maps. `trains`: with a teacher and backward."""
     network.eval()
     kept: dict[int, int] = {}
 
@@ -100,9 +101,11 @@ def _one_image(job: Job, network: Any, crop: int) -> tuple[float, int]:
         with job.fabric.autocast():
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 loss = network(image).logits.float().mean()
-            with torch.no_grad():
-                network(image)
-        loss.backward()
+            if trains:
+                with torch.no_grad():
+                    network(image)
+        if trains:
+            loss.backward()
         if job.fabric.device.type == "cuda":
             torch.cuda.synchronize(job.fabric.device)
         seconds = time.monotonic() - start
