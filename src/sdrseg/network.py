@@ -40,9 +40,7 @@ class Output(NamedTuple):
 
     logits: Tensor  # (B, K, H, W): `coarse`, upsampled and cropped to the images
     coarse: Tensor  # (B, K, h', w'): output of the classifier
-    embedding: (
-        Tensor  # (B, D, h', w'): input of the classifier: the decoder's output, and the shortcut's if there is one
-    )
+    embedding: Tensor  # (B, D, h', w'): input of the classifier: output of the decoder, and of the shortcut if any
     stages: tuple[Tensor, ...]  # the encoder's feature maps, fine to coarse; the last alone unless `keep_stages`
 
     @property
@@ -200,10 +198,8 @@ def resize_canvas(maps: Tensor, height: int, width: int) -> Tensor:
     if compiling or not torch.compiler.is_exporting():
         missing = (0, width - maps.shape[-1], 0, height - maps.shape[-2])
         return F.pad(maps, missing) if any(missing) else maps
-    for dim, length in (
-        (-2, height),
-        (-1, width),
-    ):  # an exported network takes all sizes, so no branch may depend on them
+    # an exported network takes all sizes, so no branch may depend on them
+    for dim, length in ((-2, height), (-1, width)):
         cells, last = torch.arange(length, device=maps.device), maps.shape[dim] - 1
         inside = (cells <= last).to(maps.dtype)
         maps = maps.index_select(dim, cells.clamp(max=last)) * (inside[:, None] if dim == -2 else inside)

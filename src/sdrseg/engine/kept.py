@@ -16,9 +16,18 @@ from sdrseg.network import Network
 from sdrseg.scenario import Step
 
 
-def outside_new(labels: Tensor, n_old: int) -> Tensor:
-    """Pixels outside the new classes: background, old classes, and whatever is not labelled."""
-    return (labels < n_old) | (labels == VOID)
+def merged_channels(job: Job, step: Step) -> Tensor:
+    """(K,): the channel that each channel of a step counts as; removed classes count as background."""
+    merged = torch.arange(len(step.channels), device=job.fabric.device)
+    merged[list(job.removed_channels(step))] = 0
+    return merged
+
+
+def agreement(labels: Tensor, before: Tensor, after: Tensor, n_old: int, merged: Tensor) -> Tensor:
+    """(2,): of the pixels outside the new classes (background, old classes, and whatever is not labelled), how many
+    have the same prediction before and after, and how many there are."""
+    outside = (labels < n_old) | (labels == VOID)
+    return torch.stack([(outside & (merged[before] == merged[after])).sum(), outside.sum()])
 
 
 class Kept:
@@ -42,8 +51,7 @@ class Kept:
         if self._before is None:
             self._before = open_step(job.folder.step(step.number - 1), job.config.net)
             self._before[0].place_on(job.fabric.device).eval()
-        merged = torch.arange(len(step.channels), device=job.fabric.device)
-        merged[list(job.removed_channels(step))] = 0
+        merged = merged_channels(job, step)
         was_training, (old, old_decision) = network.training, self._before
         network.eval()
         total = torch.zeros(2, dtype=torch.int64, device=job.fabric.device)
@@ -52,9 +60,8 @@ class Kept:
             batch = batch.to(job.fabric.device)
             both = zip(*(labels_and_logits(job.fabric, one, batch) for one in (old, network)), strict=True)
             for (_, labels, before), (_, _, after) in both:
-                outside = outside_new(labels, len(step.old))
-                same = merged[decide(before, old_decision)] == merged[decide(after, decision)]
-                total += torch.stack([(outside & same).sum(), outside.sum()])
+                predictions = decide(before, old_decision), decide(after, decision)
+                total += agreement(labels, *predictions, len(step.old), merged)
         network.train(was_training)
         equal, pixels = job.processes.sum(total).tolist()
         return equal / pixels if pixels else None

@@ -14,7 +14,7 @@ from sdrseg.datasets.batches import eval_batches
 from sdrseg.decision import decide
 from sdrseg.engine.evaluate import labels_and_logits
 from sdrseg.engine.job import Job
-from sdrseg.engine.kept import outside_new
+from sdrseg.engine.kept import agreement, merged_channels
 from sdrseg.engine.saved import open_step
 from sdrseg.errors import UsageError
 from sdrseg.extend.forecast import Forecast
@@ -134,9 +134,7 @@ def _compare(job: Job, plan: Plan) -> list[ImageComparison]:
     for network, _ in models:
         network.place_on(job.fabric.device).eval()
     sizes = plan.indexes["val"].size_by_id
-    removed = job.removed_channels(step)
-    merged = torch.arange(k, device=job.fabric.device)
-    merged[list(removed)] = 0
+    removed, merged = job.removed_channels(step), merged_channels(job, step)
     found: dict[str, ImageComparison] = {}
     for batch in eval_batches(plan.source, step.test_ids, sizes, step.test_table, job.config):
         batch = batch.to(job.fabric.device)
@@ -170,9 +168,9 @@ def _add(one: ImageComparison, labels: Any, before: Any, after: Any, n_old: int,
     for matrix, predictions in zip(one.matrices, (before, after), strict=True):
         pairs = torch.bincount(truth * k + predictions[known], minlength=k * k)
         matrix += pairs.view(k, k).cpu().numpy()
-    rest = outside_new(labels, n_old)
-    one.rest += int(rest.sum())
-    one.same += int((rest & (merged[before] == merged[after])).sum())
+    same, rest = agreement(labels, before, after, n_old, merged).tolist()
+    one.same += same
+    one.rest += rest
 
 
 def _agreement(compared: Sequence[ImageComparison], ids: set[str]) -> float | None:

@@ -37,7 +37,6 @@ NEGATIVES = 8192  # vectors drawn from each kind of memory for the initialisatio
 class LAPS(TrainedRows):
     summary = "One sigmoid per class: new rows learn against remembered features, old rows stay as they are"
     trains_step0_like: ClassVar[type[Method] | None] = SigmoidRows
-    replayable = Method.replayable
     switches = {
         "ce.kind": From("one_vs_rest", "each class has its own binary row; background is where none is positive"),
         "kd.kind": From("binary", "sigmoids, summed over the old classes, as in DKD and STAR"),
@@ -181,7 +180,7 @@ class LAPS(TrainedRows):
 
     def _prepare(self) -> None:
         """Points to replay with their weights: the number of pixels of this step that each represents."""
-        wanted = self.own.replay > 0 or self.own.versus > 0
+        wanted = self.iterates(self.step.number) and (self.own.replay > 0 or self.own.versus > 0)
         self.replays = [Replay(part, EACH[name]) for name, part in self._remembered().items() if wanted]
         for part in self.replays:
             part.represents /= self.seen.clamp_min(1)
@@ -195,15 +194,14 @@ class LAPS(TrainedRows):
         """Initialise each new row by its class against everything else in this step and in memory."""
         sample, own, rows = self._sample, self.own, self.student.classifier
         assert rows.bias is not None
-        each = [(sample.of(c), int(sample.counts[c])) for c in range(len(sample.counts))]
-        step = [(x, x.new_full((len(x),), count / max(1, len(x)))) for x, count in each]
-        rarity = sample.counts.sum() / self.seen
+        step = [sample.weighted_of(c) for c in range(len(sample.counts))]
+        rarity = self._rarity()
         drawn = [weighted_vectors(part, NEGATIVES, self._seed()) for part in self._remembered().values()]
         memory = [(vectors, points * rarity) for vectors, points in drawn]
         level, length = self._level(), float(self._old_rows().norm(dim=1).mean())
         for channel in self._new:
             rest = Rest([*step[:channel], *step[channel + 1 :], *memory], level)
-            vectors, count = each[channel]
+            vectors, count = step[channel][0], int(sample.counts[channel])
             if count == 0 or rest.weights.sum() == 0:
                 self.notes.append(_unfitted(channel, count))
                 continue

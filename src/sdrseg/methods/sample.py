@@ -67,9 +67,13 @@ class Sample:
 
     def weighted(self) -> tuple[Tensor, Tensor]:
         """The vectors of all classes, (M, D), and the number of points that each represents, (M,)."""
-        each = [(self.of(c), int(count)) for c, count in enumerate(self.counts)]
-        points = [x.new_full((len(x),), count / max(1, len(x))) for x, count in each]
-        return torch.cat([x for x, _ in each]), torch.cat(points)
+        vectors, points = zip(*map(self.weighted_of, range(len(self.counts))), strict=True)
+        return torch.cat(vectors), torch.cat(points)
+
+    def weighted_of(self, channel: int) -> tuple[Tensor, Tensor]:
+        """The same for one class."""
+        x = self.of(channel)
+        return x, x.new_full((len(x),), int(self.counts[channel]) / max(1, len(x)))
 
 
 def upsampled_at(maps: Tensor, size: tuple[int, int], rows: Tensor, columns: Tensor) -> Tensor:
