@@ -35,7 +35,7 @@ from sdrseg.datasets.batches import Batch
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.speed import make_pass
-from sdrseg.methods import METHODS, StepInfo, method_layers
+from sdrseg.methods import METHODS, StepInfo, method_layers, own_sections
 from sdrseg.network import build_network
 from sdrseg.terminal import print_json, print_table
 
@@ -87,7 +87,8 @@ class Step:
         name, settings, number = ROWS[row]
         settings = [f"net.encoder={setting.encoder}", "net.weights=none", f"run.speed={speed}", *settings, *more]
         settings += ["optim.lr=1e-9", "optim.lr_later=1e-9"]  # with random weights and labels anything else diverges
-        config = load_config("voc", None, parse_settings(settings), method_layers(name, "default", "15-1"))
+        layers = method_layers(name, "default", "15-1")
+        config = load_config("voc", None, parse_settings(settings), layers, own_sections(name))
         fabric = make_fabric(config)
         torch.manual_seed(0)
 

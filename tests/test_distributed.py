@@ -46,7 +46,7 @@ VARIANTS = {  # every collective that some switch needs
     "laps-softmax, drift": ("laps-softmax", "disjoint", ("laps.fit_only=false", "laps.drift=true")),
     "laps, fitted": ("laps", "overlapped", ()),
     "laps, fitted with the encoder": ("laps", "disjoint", ("laps.encoder=3",)),
-    "laps-softmax, fitted": ("laps-softmax", "disjoint", ("laps.memory=gaussian",)),
+    "laps-softmax, fitted": ("laps-softmax", "disjoint", ("laps.memory=gaussian", "laps.encoder=0")),
     "sdr, all pixels": ("sdr", "disjoint", ("ce.reduction=all",)),
 }
 CASES = {name: (name, "disjoint", ()) for name in METHODS} | VARIANTS | {"counts": ()}

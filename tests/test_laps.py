@@ -22,7 +22,8 @@ from sdrseg.reporting import write_report
 
 from methods_bench import CLASSES, N_OLD, begin, make_batch
 
-TRAINED = ("laps.fit_only=false", "laps.init=closed_form", "laps.memory=gaussian", "laps.positive=3")
+DECODER = ("laps.encoder=0", "laps.ridge=1e-3")  # new rows see the decoder's output only
+TRAINED = (*DECODER, "laps.fit_only=false", "laps.init=closed_form", "laps.memory=gaussian", "laps.positive=3")
 
 
 def at_step_1(*settings: str, method: str = "laps", memory: bool = True, protocol: str = "disjoint"):
@@ -301,8 +302,9 @@ def test_the_softmax_model_of_step_0_is_that_of_other_methods_and_is_surveyed(tm
 
 def test_all_forms_of_memory_share_a_model_of_step_0(tmp_path):
     for form in ("gaussian", "features"):
-        run(tmp_path / form, "laps", f"laps.memory={form}", spec="shapes:9-1@disjoint")
-    run(tmp_path / "own", "laps", "laps.memory=features", spec="shapes:9-1@disjoint", bases=tmp_path / "others")
+        run(tmp_path / form, "laps", f"laps.memory={form}", "laps.encoder=0", spec="shapes:9-1@disjoint")
+    settings = ("laps.memory=features", "laps.encoder=0")
+    run(tmp_path / "own", "laps", *settings, spec="shapes:9-1@disjoint", bases=tmp_path / "others")
     assert len(list((tmp_path / "bases").iterdir())) == 1
     assert content(tmp_path / "features") == content(tmp_path / "own")
     kept = [load_file(tmp_path / form / "steps/0/memory.safetensors") for form in ("gaussian", "features")]
@@ -311,7 +313,7 @@ def test_all_forms_of_memory_share_a_model_of_step_0(tmp_path):
 
 @pytest.mark.parametrize("memory", ["gaussian", "prototype", "features"])
 def test_a_run_remembers_every_class_and_no_image(tmp_path, memory):
-    run(tmp_path / "run", "laps", f"laps.memory={memory}", spec="shapes:6-2@disjoint")
+    run(tmp_path / "run", "laps", f"laps.memory={memory}", "laps.encoder=0", spec="shapes:6-2@disjoint")
     kept = load_file(tmp_path / "run" / "steps" / "2" / "memory.safetensors")
     own = [tensor for name, tensor in kept.items() if name.startswith("memory.")]
     write_report([tmp_path / "run"], tmp_path / "report.html", images=0)
@@ -348,7 +350,7 @@ def test_an_interrupted_run_ends_bit_for_bit_the_same(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("memory", ["gaussian", "features"])
 def test_rows_alone_can_be_fitted_without_an_iteration(tmp_path, memory, monkeypatch):
-    settings = (f"laps.memory={memory}",)
+    settings = (f"laps.memory={memory}", "laps.encoder=0")
     spec = "shapes:6-2@disjoint"
     run(tmp_path / "whole", "laps", *settings, spec=spec)
     models = [load_file(tmp_path / f"whole/steps/{n}/model.safetensors") for n in range(3)]
@@ -402,7 +404,7 @@ def test_one_pass_over_the_images_fits_rows_and_remembers():
 def test_new_rows_may_see_the_features_of_the_encoder(tmp_path):
     """Step 0 and the old rows stay as they are; the memory and the new rows have four inputs more."""
     spec = "shapes:6-2@disjoint"
-    run(tmp_path / "plain", "laps", spec=spec)
+    run(tmp_path / "plain", "laps", *DECODER, spec=spec)
     run(tmp_path / "wide", "laps", "laps.encoder=4", spec=spec)
     plain, wide = (
         [load_file(tmp_path / f"{n}/steps/{k}/model.safetensors") for k in range(3)] for n in ("plain", "wide")
@@ -423,23 +425,45 @@ def test_new_rows_may_see_the_features_of_the_encoder(tmp_path):
 
 
 def test_the_features_of_the_encoder_need_vectors_as_memory():
-    with pytest.raises(UsageError, match=r"laps.encoder=4 needs laps.memory=features, not gaussian"):
+    with pytest.raises(UsageError, match=r"laps.memory=gaussian cannot store .* Add laps.encoder=0"):
         at_step_1("laps.encoder=4")
 
 
-@pytest.mark.parametrize(
-    ("setting", "wide", "message"),
-    [
-        ("laps.encoder=4", False, "laps.encoder=4: this model's memory has no features of the encoder"),
-        ("laps.memory=gaussian", True, "laps.memory=gaussian: this model's memory has features of the encoder"),
-    ],
-)
-def test_a_memory_and_the_settings_have_to_agree_about_the_encoder(setting, wide, message):
-    stage = begin("laps", "disjoint", settings=(setting,))
+def test_a_memory_without_features_of_the_encoder_is_named_and_used():
+    stage = begin("laps", "disjoint", settings=("laps.encoder=4",))
     stage.student.shortcut = None  # a model of a run without laps.encoder
-    stage.method.directions = torch.rand(4, stage.student.feature_channels) if wide else None
-    with pytest.raises(UsageError, match=message):
+    stage.method.directions = None
+    stage.method.notes.clear()
+    stage.method.begin_step(stage.method.step, stage.student, None)
+    assert stage.student.shortcut is None
+    assert "memory has no features of the encoder" in stage.method.notes[0]
+
+
+def test_gaussians_cannot_go_on_from_a_memory_with_features_of_the_encoder():
+    stage = begin("laps", "disjoint", settings=("laps.memory=gaussian", "laps.encoder=0"))
+    stage.method.directions = torch.rand(4, stage.student.feature_channels)
+    with pytest.raises(UsageError, match=r"laps.memory=gaussian: this model's memory has features of the encoder"):
         stage.method.begin_step(stage.method.step, stage.student, None)
+
+
+def test_a_later_step_surveys_as_many_views_as_asked(tmp_path, monkeypatch):
+    """Step 0 is seen once, a later step in every one of its views, which differ."""
+    seen: dict[int, list[tuple[int, str, int]]] = {}
+    survey = METHODS["laps"].survey
+
+    def watch(self, batch, student, teacher):
+        numbers = [int(image.sum()) for image in batch.images.long()]
+        seen.setdefault(self.step.number, []).extend(
+            (batch.epoch, id, number) for id, number in zip(batch.ids, numbers, strict=True)
+        )
+        survey(self, batch, student, teacher)
+
+    monkeypatch.setattr(METHODS["laps"], "survey", watch)
+    run(tmp_path / "run", "laps", "laps.views=3", spec="shapes:9-1@disjoint")
+    assert {epoch for epoch, _, _ in seen[0]} == {0}
+    by_view = [{id: number for epoch, id, number in seen[1] if epoch == view} for view in range(3)]
+    assert by_view[0].keys() == by_view[1].keys() == by_view[2].keys() and len(seen[1]) == 3 * len(by_view[0])
+    assert by_view[0] != by_view[1] != by_view[2]
 
 
 def test_a_class_that_no_sampled_cell_shows_is_named():

@@ -55,6 +55,28 @@ def test_neither_batches_nor_their_order_change_a_sample():
     assert torch.equal(whole.counts, parts.counts)
 
 
+def test_views_of_an_image_are_sampled_apart_and_count_as_one_image():
+    x, y, ids = images(20)
+    made = samples.Sample(3, 4, CPU)
+    for view in range(3):
+        made.add(x + 100 * view, y, ids, view=view)
+    once = sample(20, [20])
+    made.average(3)
+    assert torch.equal(made.counts, once.counts)
+    for c in range(3):
+        views = (made.of(c)[:, 0] // 100).unique()
+        assert views.tolist() == [0, 1, 2]
+        assert len(made.of(c)) > len(once.of(c))
+
+
+def test_a_class_in_one_of_several_views_still_counts():
+    x, y, ids = images(1)
+    made = samples.Sample(3, 4, CPU)
+    made.add(x[..., :1, :1], torch.ones_like(y[..., :1, :1]), ids)
+    made.average(4)
+    assert made.counts.tolist() == [0, 1, 0]
+
+
 def test_a_full_sample_is_uniform(monkeypatch):
     """Each of 40 images with as many pixels is drawn about equally often."""
     monkeypatch.setattr(samples, "CLASS", 2000)

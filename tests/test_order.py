@@ -170,3 +170,9 @@ def test_the_work_is_shared_fairly():
 def test_more_processes_than_images():
     parts = [list(EvalOrder([(1, 1)], 4, Share(rank, 3))) for rank in range(3)]
     assert parts == [[[(0, 0)]], [], []]
+
+
+def test_several_epochs_show_every_image_in_each():
+    batches = list(EvalOrder([None] * 5, 2, epochs=3))
+    assert all(len({epoch for epoch, _ in batch}) == 1 for batch in batches)  # a batch belongs to one epoch
+    assert [key for batch in batches for key in batch] == [(epoch, row) for epoch in range(3) for row in range(5)]

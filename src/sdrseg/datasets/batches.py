@@ -102,9 +102,10 @@ def survey_batches(
     *,
     share: Share,
     cache: PixelCache | None = None,
+    views: int = 1,
 ) -> Batches:
-    """Every training image once, with its view of the first epoch."""
-    order = EvalOrder([None] * len(ids), max(1, config.train.batch_size // share.world), share)
+    """Every training image with its views of the first epochs."""
+    order = EvalOrder([None] * len(ids), max(1, config.train.batch_size // share.world), share, views)
     return _batches(source, ids, table, Augmented(config), order, config, cache)
 
 

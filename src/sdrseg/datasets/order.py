@@ -87,15 +87,16 @@ class TrainOrder:
 
 
 class EvalOrder:
-    """Every image exactly once over all processes; all images of a batch have the same output shape."""
+    """Every image once per epoch over all processes; all images of a batch have the same output shape."""
 
-    def __init__(self, shapes: Sequence[Hashable], batch_size: int, share: Share | None = None):
+    def __init__(self, shapes: Sequence[Hashable], batch_size: int, share: Share | None = None, epochs: int = 1):
         share = share or Share()
         groups: dict[Hashable, list[int]] = {}
         for row in range(share.rank, len(shapes), share.world):
             groups.setdefault(shapes[row], []).append(row)
         self._batches = [
-            [(0, row) for row in rows[start : start + batch_size]]
+            [(epoch, row) for row in rows[start : start + batch_size]]
+            for epoch in range(epochs)
             for rows in groups.values()
             for start in range(0, len(rows), batch_size)
         ]

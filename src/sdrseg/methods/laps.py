@@ -49,7 +49,9 @@ class LAPS(TrainedRows):
         if own.fit_only and own.init != "logistic":
             raise UsageError(f"laps.fit_only=true needs laps.init=logistic, not {own.init}.")
         if own.encoder > 0 and own.memory != "features":
-            raise UsageError(f"laps.encoder={own.encoder} needs laps.memory=features, not {own.memory}.")
+            raise UsageError(
+                f"laps.memory={own.memory} cannot store features of the encoder. Add laps.encoder=0, or use features."
+            )
         self.memory = LatentMemory(own.memory, own.rank, own.clusters)
         self.directions: Tensor | None = None  # of the encoder's features that new rows see, (k, C)
         self.iteration = 0
@@ -70,7 +72,7 @@ class LAPS(TrainedRows):
 
     @torch.no_grad()
     def begin_step(self, step: StepInfo, student: Network, teacher: Network | None) -> None:
-        self._require_directions(step, student)
+        self._check_directions(step, student)
         for network in (student, teacher):
             if self.directions is not None and network is not None and network.shortcut is None:
                 network.widen(self.directions)
@@ -86,12 +88,14 @@ class LAPS(TrainedRows):
         self.seen = torch.zeros((), device=rows.weight.device)
         self.scale = torch.ones((), device=rows.weight.device)
 
-    def _require_directions(self, step: StepInfo, student: Network) -> None:
-        """Raise if this model's memory does not fit `laps.encoder` or `laps.memory`."""
+    def _check_directions(self, step: StepInfo, student: Network) -> None:
+        """Add a note if this model's memory has no features of the encoder; an error if `laps.memory` cannot have any
+        but this one has."""
         wide = self.directions is not None or student.shortcut is not None
         if self.own.encoder > 0 and step.number > 0 and not wide:
-            raise UsageError(
-                f"laps.encoder={self.own.encoder}: this model's memory has no features of the encoder. Leave it out."
+            self.notes.append(
+                "this model's memory has no features of the encoder, so new rows see the decoder's output only "
+                f"(laps.encoder={self.own.encoder} has no effect)"
             )
         if wide and self.own.memory != "features":
             raise UsageError(
@@ -103,6 +107,10 @@ class LAPS(TrainedRows):
         if self.step.number == 0:
             return when == "after"
         return when == "before" or self.iterates(self.step.number)
+
+    @property
+    def survey_views(self) -> int:
+        return self.own.views if self.step.number > 0 else 1
 
     def begin_survey(self, when: When) -> None:
         self._when = when
@@ -122,10 +130,11 @@ class LAPS(TrainedRows):
             if self.own.drift and self._when == "after" and teacher is not None:
                 self._drift.add(x, at_least_float32(teacher.embedding), old)
             labels = torch.where(old > 0, self.step.classes, labels)
-        self._sample.add(x, labels, batch.ids, student.features if self._all_features else None)
+        self._sample.add(x, labels, batch.ids, student.features if self._all_features else None, batch.epoch)
 
     def end_survey(self, when: When) -> None:
         self._sample.gather(self.processes)
+        self._sample.average(self.survey_views)
         if self._all_features:
             first, (vectors, points) = self.student.classifier.in_channels, self._sample.weighted()
             self.directions = principal(vectors[:, first:], points, self.own.encoder)

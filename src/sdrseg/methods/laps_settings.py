@@ -18,7 +18,7 @@ class Laps:
         "variance; or feature vectors (512 per class, 8,192 of background)",
     )
     encoder: int = later(
-        0,
+        256,
         "number of principal components of the encoder's features that new rows see, besides the decoder's output; "
         "needs memory = features",
         0,
@@ -47,7 +47,7 @@ class Laps:
         "old",
         "decision threshold of the logistic regression: score 0, or the log-sum-exp of background (0) and the old rows",
     )
-    ridge: float = later(1e-3, "penalty of the logistic regression on rows, for standardised features", 1e-8, 1.0)
+    ridge: float = later(1e-2, "penalty of the logistic regression on rows, for standardised features", 1e-8, 1.0)
     fit_only: bool = later(
         True,
         "later steps only fit new rows by logistic regression; false: then all of the network is trained by gradient "
@@ -57,6 +57,7 @@ class Laps:
         "teacher",
         "target of old rows where the label is a new class: the teacher's probability, none (skip), or 0 (training)",
     )
+    views: int = later(1, "number of augmented views of each image that new rows are fitted on", 1, 64)
     prior: Literal["seen", "average"] = later(
         "seen",
         "assumed frequency of a new class: as in all data seen so far, or at least that of an average old class (for "

@@ -26,9 +26,12 @@ class Sample:
         self.vectors = torch.zeros(len(self.keys), channels, device=device)
         self.counts = torch.zeros(classes, dtype=torch.long, device=device)
 
-    def add(self, embedding: Tensor, labels: Tensor, ids: Sequence[str], encoder: Tensor | None = None) -> None:
+    def add(
+        self, embedding: Tensor, labels: Tensor, ids: Sequence[str], encoder: Tensor | None = None, view: int = 0
+    ) -> None:
         """Embedding (B, D, h, w) and labels (B, h, w) on its grid; labels that are not a class are skipped.
 
+        `view`: the number of this view of the images, if there are several.
         `encoder` (B, C, h', w'): a coarser map whose values, upsampled, are further channels of the vectors.
         """
         step = max(1, round((labels[0].numel() / POINTS) ** 0.5))
@@ -39,7 +42,7 @@ class Sample:
             vectors.append(upsampled_at(encoder.float(), (labels.shape[1], labels.shape[2]), *chosen))
         x = torch.cat([part.flatten(2).transpose(1, 2).flatten(0, 1) for part in vectors], 1)
         y = labels[grid].flatten().long()
-        key = _keys(ids, len(y) // len(ids), y.device)
+        key = _keys([f"{id} {view}" for id in ids] if view else ids, len(y) // len(ids), y.device)
         known = y < len(self.counts)
         x, y, key = x[known], y[known], key[known]
         slot = self.first[y] + (key >> 24) % self.slots[y]
@@ -55,6 +58,10 @@ class Sample:
             mine = (self.keys == smallest) & (smallest < EMPTY)
             self.vectors = processes.sum(torch.where(mine[:, None], self.vectors, 0))
             self.keys, self.counts = smallest, processes.sum(self.counts)
+
+    def average(self, views: int) -> None:
+        """Count the cells of several views of each image as those of one, rounded up."""
+        self.counts = -(-self.counts // views)
 
     def of(self, channel: int) -> Tensor:
         """The vectors of a class, (M, D)."""

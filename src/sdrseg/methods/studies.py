@@ -93,10 +93,11 @@ def _standard() -> list[type[Method]]:
 
 def _laps() -> list[type[Method]]:
     """LAPS with one part replaced, and LAPS trained by gradient descent with one part removed or replaced."""
+    decoder = {"laps__encoder": 0, "laps__ridge": 1e-3}
     fitted: list[tuple[str, str, dict[str, Any]]] = [
-        ("gaussian", "LAPS that remembers Gaussians", {"laps__memory": "gaussian"}),
-        ("prototype", "LAPS that remembers means and variances", {"laps__memory": "prototype"}),
-        ("encoder", "LAPS whose new rows also see the encoder's features", {"laps__encoder": 256, "laps__ridge": 0.01}),
+        ("decoder", "LAPS whose new rows see the decoder's output only", decoder),
+        ("gaussian", "the same with Gaussians as memory", decoder | {"laps__memory": "gaussian"}),
+        ("prototype", "the same with means and variances as memory", decoder | {"laps__memory": "prototype"}),
         ("level-zero", "LAPS whose rows are fitted at score 0", {"laps__level": "zero"}),
         (
             "average",
@@ -125,6 +126,7 @@ def _laps() -> list[type[Method]]:
         ("trained-light", "the same with a quarter of the distillation", {"kd__weight": 1.25}),
     ]
     descent = {
+        **decoder,
         "laps__fit_only": False,
         "laps__init": "closed_form",
         "laps__memory": "gaussian",
