@@ -61,6 +61,7 @@ def test_a_class_is_added_and_the_old_run_stays_as_it_is(place, tmp_path):
     done = extend(place / "run", place / "white", tmp_path / "two", settings=QUICK, display=Quiet())
     assert files(place / "run") == before
     assert done.step == 1 and [c["name"] for c in done.result["new"]] == ["white"]
+    assert done.notes[-1] == "where only rows are fitted, these settings do not change the result: train.epochs"
     model = sdrseg.load(tmp_path / "two")
     assert [c.name for c in model.classes] == list(NAMES[:8])
     assert [c.step for c in model.classes] == [0] * 7 + [1]
