@@ -15,6 +15,7 @@ from PIL import Image
 from torch import nn
 
 import sdrseg.exporting as export
+from runs import run
 from sdrseg.cli import main
 from sdrseg.config.net import Net
 from sdrseg.datasets.augment import normalise
@@ -113,6 +114,30 @@ def test_a_decoder_that_pytorch_alone_exports_wrongly():
             expected = network(normalise(images)).logits.numpy()
         found = session.run(["logits"], {"images": images.numpy()})[0]
         assert abs(found - expected).max() <= 1e-3 * abs(expected).max()
+
+
+@pytest.mark.parametrize("decoder", ["deeplabv3", "deeplabv3plus"])  # features as large as the embedding, and smaller
+def test_rows_that_see_the_features_of_the_encoder_are_exported(tmp_path, decoder):
+    run(tmp_path / "run", "laps", "laps.encoder=4", f"net.decoder={decoder}", spec="shapes:6-2@disjoint")
+    export_model(tmp_path / "run", tmp_path / "m.onnx")
+    network = load(tmp_path / "run", device="cpu").network
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    for size in ((32, 32), (33, 47), (65, 129)):
+        images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 3, *size), dtype=np.uint8))
+        with torch.no_grad():
+            expected = network(normalise(images)).logits.numpy()
+            expected[:, 0] = 0  # with sigmoids, background is where no class is positive
+            weight = network.shortcut.weight.clone()
+            network.shortcut.weight.zero_()
+            without = network(normalise(images)).logits.numpy()
+            network.shortcut.weight.copy_(weight)
+        allowed = 1e-4 * abs(expected).max()
+        logits, mask = session.run(None, {"images": images.numpy()})
+        np.testing.assert_allclose(logits, expected, atol=allowed, rtol=0)
+        assert (abs(without - expected)[:, 7:].max((0, 2, 3)) > 100 * allowed).all()  # every new class needs them
+        top = np.sort(expected, axis=1)
+        sure = top[:, -1] - top[:, -2] > 2 * allowed
+        np.testing.assert_array_equal(mask[sure], expected.argmax(1)[sure])
 
 
 def test_a_network_that_cannot_be_exported_is_refused(trained, tmp_path, monkeypatch):

@@ -61,6 +61,7 @@ def test_a_class_is_added_and_the_old_run_stays_as_it_is(place, tmp_path):
     done = extend(place / "run", place / "white", tmp_path / "two", settings=QUICK, display=Quiet())
     assert files(place / "run") == before
     assert done.step == 1 and [c["name"] for c in done.result["new"]] == ["white"]
+    assert done.notes[-1] == "where only rows are fitted, these settings do not change the result: train.epochs"
     model = sdrseg.load(tmp_path / "two")
     assert [c.name for c in model.classes] == list(NAMES[:8])
     assert [c.step for c in model.classes] == [0] * 7 + [1]
@@ -304,12 +305,31 @@ def _check_page(run: Path, out: Path, given: list[str]) -> None:
     assert part.count('class="mask"') == 3 * len(worst)  # truth, before, after
     alike = {n: old for n, old in saved["forecast"]["similar"].items() if old}
     assert ("Similar old classes" in part) == bool(alike)
+    _check_forgetting(run, page, saved)
     page = write_report([run], out, images=0, overwrite=True)[0].read_text()
     assert worst[0]["id"] in page and '<div class="row"' not in page
     (run / "steps/1/extension.json").unlink()
     (run / "steps/1/extension.json").write_text(json.dumps({**saved, "verdict": {"max_forgetting": "much"}}))
     with pytest.raises(SdrsegError, match=r"extension\.json: not as `sdrseg extend` writes it"):
         write_report([run], out, images=0)
+
+
+def _check_forgetting(run: Path, page: str, saved: dict) -> None:
+    """Everywhere on the page it is what the old test images say; the steps were scored on different images."""
+    lost = saved["forgetting"]
+    assert json.loads((run / "summary.json").read_text())["forgetting"]["final"] != pytest.approx(lost / 100, abs=0.002)
+    (shown,) = re.findall(r'data-key="forgetting"><data value="(.*?)">(.*?)</data>', page)
+    assert float(shown[0]) == pytest.approx(lost / 100) and shown[1] == f"{lost:z.1f}"
+    assert "minus that after it, on the old test images, in points, as in Kept and lost</dd>" in page
+    lead = page[page.index('<p class="lead">') : page.index("<nav")].replace("\xa0", " ")
+    assert f"An old class loses {lost:z.1f} points of its IoU on the old test images on average." in lead
+    most = max(saved["old"][1:], key=lambda c: c["lost"])
+    assert f"{most['name']} loses the most ({most['lost']:z.1f} points)" in lead
+    assert f"Mean over foreground classes: mib {lost:z.1f}." in page
+    table = page[page.index('<table class="plain" id="forgetting-table">') :]
+    by_class = re.findall(r'<tr data-class="(.*?)">.*?<data value="(.*?)">', table[: table.index("</table>")])
+    assert [name for name, _ in by_class] == [c["name"] for c in saved["old"]]
+    assert [100 * float(value) for _, value in by_class] == pytest.approx([c["lost"] for c in saved["old"]])
 
 
 def test_what_is_not_labelled_can_be_ignored_and_negatives_be_trained_on(place, tmp_path):

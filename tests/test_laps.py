@@ -10,11 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runs import content, run
+from runs import TINY, Quiet, content, run
+from sdrseg.config import parse_settings
 from sdrseg.datasets.augment import normalise
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.passes import CompiledPass, Pass
+from sdrseg.engine.run import train
 from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS
 from sdrseg.methods.memory import fit
@@ -377,6 +379,41 @@ def test_rows_alone_can_be_fitted_without_an_iteration(tmp_path, memory, monkeyp
     monkeypatch.setattr(laps, "end_survey", plain)
     run(tmp_path / "run", "laps", *settings, spec=spec)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("method", ["laps", "laps-softmax"])
+def test_settings_that_do_not_change_fitted_rows_are_named(tmp_path, method):
+    """All runs are bit-identical although these settings differ; those that matter are not named."""
+    idle = {
+        "train.epochs_later": 2,
+        "net.bn_later": "train",
+        "optim.lr_later": 0.5,
+        "optim.encoder_lr_factor_later": 0.0,
+        "optim.clip_later": 1.0,
+        "kd.weight": 3.0,
+        "pseudo.threshold": 0.5,
+        "enc.weight": 2.0,
+        "pm.weight": 1.0,
+        "step.1.optim.momentum": 0.5,
+        "step.2.kd.weight": 7.0,
+    }
+    matter = {"optim.momentum": 0.8, "laps.ridge": 0.01, "step.1.laps.positive": 3.0, "step.2.ce.init": "mib"}
+    said = {}
+    for name, settings in (("plain", matter), ("idle", matter | idle)):
+        display = Quiet()
+        given = {**parse_settings(TINY), **settings}
+        train("shapes:6-2@disjoint", method, tmp_path / name, settings=given, bases=tmp_path / "bases", display=display)
+        said[name] = [text for text in display.said if "do not change the result" in str(text)]
+    assert content(tmp_path / "idle") == content(tmp_path / "plain")
+    assert said["plain"] == []
+    (note,) = said["idle"]
+    assert set(note.partition(": ")[2].split(", ")) == idle.keys()
+
+
+def test_settings_of_training_are_not_named_where_there_is_training(tmp_path):
+    display, given = Quiet(), {**parse_settings([*TINY, *TRAINED]), "train.epochs_later": 2}
+    train("shapes:9-1@disjoint", "laps", tmp_path / "run", settings=given, bases=tmp_path / "bases", display=display)
+    assert not any("do not change the result" in str(text) for text in display.said)
 
 
 def test_one_pass_over_the_images_fits_rows_and_remembers():

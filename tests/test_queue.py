@@ -142,6 +142,19 @@ def test_the_plan_counts_iterations_and_shares_step_0():
     assert all(row["seconds"] > 0 for row in rows)
 
 
+def test_the_plan_of_laps_has_no_iteration_where_rows_are_fitted():
+    methods = ["laps", "laps-gaussian", "laps-trained", "sdr", "laps-softmax"]
+    values = {"spec": "voc:15-1@disjoint", "method": methods, "train": {"epochs": 30, "batch_size": 8}}
+    rows = plan(make_study(values, "f", Path(), "n").experiments, None)
+    first, *later = known_sizes()["voc"]["15-1@disjoint"]["train"]
+    base, trained = first // 8 * 30, sum(count // 8 * 30 for count in later)
+    # laps trains a step 0 of its own, which its variants share; sdr and laps-softmax share that of plain training
+    assert [row["iterations"] for row in rows] == [base, 0, trained, base + trained, 0]
+    once = sum(later)  # one pass over the images of later steps
+    assert [row["images"] for row in rows] == [8 * base + once, once, 8 * trained, 8 * (base + trained), once]
+    assert rows[1]["seconds"] < rows[2]["seconds"]
+
+
 # --- the queue -------------------------------------------------------------------------------------------------------
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sdrseg.config import load_config
+from sdrseg.config import Config, load_config
 from sdrseg.config.sections import AUTO
 from sdrseg.datasets import read_spec
+from sdrseg.datasets.extended import Extended
 from sdrseg.datasets.pool import ImagePool
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.batch_size import choose_batch_size
@@ -90,6 +92,7 @@ def train(
         for section, key, most in limits_in(layers)
         if getattr(getattr(config, section), key) == most
     ]
+    notes += without_effect(job, load_config(spec.source, between=layers, own=own_sections(method_name)))
     if issubclass(job.method, Offline) and len(job.scenario) > 1:
         warning = f"warning: with several steps, {method_name} is fine-tuning, not an upper bound"
         notes.append(f"{warning}. For that, train {spec.source}:offline.")
@@ -102,6 +105,27 @@ def train(
 
 
 FITTED = "the network stays as it is; only the rows of new classes are fitted"
+
+
+def without_effect(job: Job, usual: Config) -> list[str]:
+    """If later steps only fit rows: a note on settings of their training that differ from the usual ones."""
+    last, config = len(job.scenario) - 1, job.config
+    extended = isinstance(job.source, Extended)  # step 0 is finished
+    if last == 0 or any(job.iterates(number) for number in ([last] if extended else range(1, last + 1))):
+        return []
+    affects = {s.key: s.affects for s in config.settings()}
+
+    def trains(key: str) -> bool:
+        """Whether a setting is used only in the iterations of later steps."""
+        of_step = re.fullmatch(r"step\.\d+\.(.+)", key)
+        key = of_step[1] if of_step else key
+        section = key.partition(".")[0]
+        later_only = (of_step or extended) and (section == "optim" or f"{key}_later" in affects)
+        return section not in config.own and (bool(later_only) or affects[key] in ("later", "teacher"))
+
+    known = {s.key: s.value for s in usual.settings()}
+    names = [s.key for s in config.settings() if s.value != known.get(s.key) and trains(s.key)]
+    return [f"where only rows are fitted, these settings do not change the result: {', '.join(names)}"] if names else []
 
 
 def _rates(job: Job, step: int) -> str:

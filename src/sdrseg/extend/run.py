@@ -13,7 +13,7 @@ from sdrseg.datasets.extended import Part, write_chain
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.class_weights import require_class_weights
 from sdrseg.engine.job import Job, make_job, removed_classes
-from sdrseg.engine.run import carry_out
+from sdrseg.engine.run import carry_out, without_effect
 from sdrseg.engine.trackers import require_trackers
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend.forecast import Forecast, forecast
@@ -108,7 +108,8 @@ def extend(
     job.replays, job.data, job.earlier_digests = more is not None, folder, parent.digests
     job.removed = removed_classes(parent.scenario[-1], parent.meta)
     job.silenced = tuple(added_again(parent, new.names))
-    notes = [*new.notes, *_old_data_notes(parent, more)]
+    usual = configured(None, None)
+    notes = [*new.notes, *_old_data_notes(parent, more), *without_effect(job, usual)]
     needs = not needed(job.method(config.of_step(plan.step.number), job.processes)) <= known
     if needs and views is None:
         notes.append(
@@ -120,7 +121,6 @@ def extend(
     done = job.folder.has_model(plan.step.number)
     before = None if done else forecast(job, plan)
     result: dict[str, Any] = {}
-    usual = configured(None, None)
     options = {
         "data": data,
         "classes": ",".join(plan.scenario.classes[c] for c in plan.step.new),

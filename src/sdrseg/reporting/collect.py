@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sdrseg.colours import Colour, class_colours
 from sdrseg.config import Config, load_config, saved_config, write_setting
@@ -24,6 +24,13 @@ from sdrseg.metrics import StepScore, summary
 from sdrseg.scenario import SOURCES, parse_spec, saved_source
 
 Entry = dict[str, Any]
+
+
+class Forgetting(NamedTuple):
+    """What the classes have lost: by channel after the last finished step, and the mean without background."""
+
+    by_class: list[float | None]
+    mean: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +91,27 @@ class RunRecord:
             saved: dict[str, Any] = self.folder.read_json("summary.json")
             return saved
         return summary(self.scores)
+
+    @cached_property
+    def extension(self) -> Entry | None:
+        """extension.json of the last finished step, if that was added by `sdrseg extend`."""
+        name = f"steps/{self.last}/{EXTENSION}"
+        return self.folder.read_json(name) if (self.path / name).exists() else None
+
+    @cached_property
+    def forgetting(self) -> Forgetting:
+        """The best IoU after an earlier step minus the last; in an extended run, whose steps are scored on different
+        images, the IoU before the last step minus that after it on the old test images."""
+        if self.extension is None:
+            found = self.summary["forgetting"]
+            return Forgetting([row[-1] for row in found["by_class"]], found["final"])
+        try:
+            points = {one["name"]: number(one["lost"]) for one in self.extension["old"]}
+            by_class = [None if (lost := points.get(name)) is None else lost / 100 for name in self.names]
+            mean = number(self.extension["forgetting"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(self, error) from error
+        return Forgetting(by_class, None if mean is None else mean / 100)
 
 
 def collect(paths: Sequence[Path]) -> list[RunRecord]:
@@ -192,8 +220,7 @@ def command_line(run: RunRecord) -> str:
 
 def _extend_command(run: RunRecord) -> str:
     """The command of the last extension. A run that another command copied has none; its history is shown instead."""
-    file = run.folder.step(run.last) / EXTENSION
-    saved = run.folder.read_json(f"steps/{run.last}/{EXTENSION}") if file.exists() else {"command": []}
+    saved = run.extension or {"command": []}
     try:
         args = list(map(str, saved["command"]))
         if not args:
@@ -203,11 +230,12 @@ def _extend_command(run: RunRecord) -> str:
             if verdict[option] is not None:
                 args += [f"--{option.replace('_', '-')}", f"{verdict[option]:g}"]
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged(file, error) from error
+        raise damaged(run, error) from error
     return shlex.join([*args, "--out", "RUN"])
 
 
-def damaged(file: Path, error: Exception) -> SdrsegError:
+def damaged(run: RunRecord, error: Exception) -> SdrsegError:
+    file = run.folder.step(run.last) / EXTENSION
     return SdrsegError(
         f"{file}: not as `sdrseg extend` writes it ({error}). Remove it and run the same `sdrseg extend` again."
     )
@@ -215,3 +243,10 @@ def damaged(file: Path, error: Exception) -> SdrsegError:
 
 def finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def number(value: Any) -> float | None:
+    """A number of a file, or None."""
+    if value is not None and not finite(value):
+        raise ValueError(f"{value!r} is not a number")
+    return None if value is None else float(value)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sdrseg.datasets.source import Source
-from sdrseg.extend.review import EXTENSION, unmeasured
-from sdrseg.reporting.collect import RunRecord, damaged, finite
+from sdrseg.extend.review import unmeasured
+from sdrseg.reporting.collect import RunRecord, damaged, number
 from sdrseg.reporting.pictures import Row, apply_models, load_images, prediction_tile, start_row
 
 
@@ -69,27 +69,25 @@ class Extension:
 
 def read_extension(run: RunRecord) -> Extension | None:
     """The extension of the last finished step, if it was added by `sdrseg extend`."""
-    file = run.folder.step(run.last) / EXTENSION
-    if not file.exists():
+    if run.extension is None:
         return None
-    saved = run.folder.read_json(f"steps/{run.last}/{EXTENSION}")
     try:
-        return _read(run, saved)
+        return _read(run, run.extension)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(file, error) from error
+        raise damaged(run, error) from error
 
 
 def _read(run: RunRecord, saved: Any) -> Extension:
-    old = [ClassRow(str(c["name"]), _number(c["before"]), _number(c["after"]), False) for c in saved["old"]]
-    new = [ClassRow(str(c["name"]), None, _number(c["iou"]), True) for c in saved["new"]]
-    lost, reached, verdict = _number(saved["forgetting"]), _number(saved["new_iou"]), saved["verdict"]
+    old = [ClassRow(str(c["name"]), number(c["before"]), number(c["after"]), False) for c in saved["old"]]
+    new = [ClassRow(str(c["name"]), None, number(c["iou"]), True) for c in saved["new"]]
+    lost, reached, verdict = number(saved["forgetting"]), number(saved["new_iou"]), saved["verdict"]
     checks = []
-    if (most := _number(verdict["max_forgetting"])) is not None:
+    if (most := number(verdict["max_forgetting"])) is not None:
         text = f"old classes lose at most {most:g} {'point' if most == 1 else 'points'} on average"
         without = unmeasured(saved)
         text += f", but was not measured for {', '.join(without)}" if lost is not None and without else ""
         checks.append(Check(text, lost, lost is not None and not without and lost <= most))
-    if (least := _number(verdict["min_new_iou"])) is not None:
+    if (least := number(verdict["min_new_iou"])) is not None:
         text = f"new classes reach an IoU of at least {least:g} % on average"
         checks.append(Check(text, reached, reached is not None and reached >= least))
     similar = {} if saved["forecast"] is None else saved["forecast"]["similar"]
@@ -99,7 +97,7 @@ def _read(run: RunRecord, saved: Any) -> Extension:
         classes=(*old, *new),
         forgetting=lost,
         new_iou=reached,
-        kept_elsewhere=_number(saved["kept_elsewhere"]),
+        kept_elsewhere=number(saved["kept_elsewhere"]),
         old_images=int(saved["old_images"]),
         held_out_images=int(saved["held_out_images"]),
         ignored=saved.get("unlabelled") == "ignore",
@@ -108,12 +106,6 @@ def _read(run: RunRecord, saved: Any) -> Extension:
         regressions=_worst(run, saved["regressions"]),
         false_alarms=_worst(run, saved["false_alarms"]),
     )
-
-
-def _number(value: Any) -> float | None:
-    if value is not None and not finite(value):
-        raise ValueError(f"{value!r} is not a number")
-    return None if value is None else float(value)
 
 
 def _worst(run: RunRecord, saved: Any) -> tuple[Worst, ...]:

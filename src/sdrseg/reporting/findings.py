@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from sdrseg.reporting.collect import RunRecord
 
@@ -16,8 +15,9 @@ class Measure:
     key: str
     name: str
     meaning: str
-    read: Callable[[dict[str, Any]], float | None]
+    read: Callable[[RunRecord], float | None]
     higher_is_better: bool = True
+    in_extended: str | None = None  # its meaning in extended runs, if another
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Figure:
     best: bool
 
 
-def _miou(group: str) -> Callable[[dict[str, Any]], float | None]:
-    def read(summary: dict[str, Any]) -> float | None:
-        value: float | None = summary["miou"][group]
+def _miou(group: str) -> Callable[[RunRecord], float | None]:
+    def read(run: RunRecord) -> float | None:
+        value: float | None = run.summary["miou"][group]
         return value
 
     return read
@@ -42,19 +42,21 @@ MEASURES = (
     Measure("new", "new", "mean IoU of the classes of all later steps", _miou("new")),
     Measure("all", "all", "mean IoU of all classes, with background where it is scored", _miou("all")),
     Measure("harmonic", "harmonic", "harmonic mean of old and new", _miou("harmonic")),
-    Measure("averaged", "step-averaged", "mean over the steps of all", lambda s: s["step_averaged_miou"]),
+    Measure("averaged", "step-averaged", "mean over the steps of all", lambda run: run.summary["step_averaged_miou"]),
     Measure(
         "forgetting",
         "forgetting",
         "mean over foreground classes of the best IoU after an earlier step minus that at the end, in points",
-        lambda s: s["forgetting"]["final"],
+        lambda run: run.forgetting.mean,
         False,
+        "mean over the old foreground classes of the IoU before the last step minus that after it, on the old test "
+        "images, in points, as in Kept and lost",
     ),
     Measure(
         "intransigence",
         "intransigence",
         "mean over foreground classes of the IoU of an offline run minus that when the class was learned, in points",
-        lambda s: s.get("intransigence", {}).get("mean"),
+        lambda run: run.summary.get("intransigence", {}).get("mean"),
         False,
     ),
 )
@@ -62,7 +64,12 @@ MEASURES = (
 
 def measures(runs: Sequence[RunRecord]) -> list[Measure]:
     """The first three columns, and all others that have a value for at least one run."""
-    return [m for n, m in enumerate(MEASURES) if n < 3 or any(m.read(run.summary) is not None for run in runs)]
+    shown = [m for n, m in enumerate(MEASURES) if n < 3 or any(m.read(run) is not None for run in runs)]
+    return [replace(m, meaning=m.in_extended) if m.in_extended and _extended(runs) else m for m in shown]
+
+
+def _extended(runs: Sequence[RunRecord]) -> bool:
+    return any(run.extension is not None for run in runs)
 
 
 def figures(runs: Sequence[RunRecord]) -> list[list[Figure]]:
@@ -70,7 +77,7 @@ def figures(runs: Sequence[RunRecord]) -> list[list[Figure]]:
     last = max(run.last for run in runs)
     rows: list[list[Figure]] = [[] for _ in runs]
     for measure in measures(runs):
-        values = [measure.read(run.summary) for run in runs]
+        values = [measure.read(run) for run in runs]
         compared = [v for v, run in zip(values, runs, strict=True) if v is not None and run.last == last]
         top = (max if measure.higher_is_better else min)(compared) if len(set(compared)) > 1 else None
         for row, value, run in zip(rows, values, runs, strict=True):
@@ -98,21 +105,20 @@ def sentence(runs: Sequence[RunRecord]) -> str:
         gap = f"{ahead:.1f} points more than {second.label}" if ahead > 0 else f"the same as {second.label}"
         text += f", {gap}" + (f", the best of {len(ranked)} runs" if ahead > 0 and len(ranked) > 2 else "")
     text += "."
-    lost = [(run, run.summary["forgetting"]["final"]) for run in compared_runs]
-    known = [(run, value) for run, value in lost if value is not None]
+    known = [(run, value) for run in compared_runs if (value := run.forgetting.mean) is not None]
     if not known:
         return text
     run, value = min(known, key=lambda pair: pair[1])
     worst, most = max(known, key=lambda pair: pair[1])
+    basis = "of its IoU on the old test images" if _extended(runs) else "of its best IoU"
     if most > value:
         text += (
-            f" {run.label} forgets least: an old class loses {_points(value)} of its best IoU on average, "
+            f" {run.label} forgets least: an old class loses {_points(value)} {basis} on average, "
             f"against {_points(most)} with {worst.label}."
         )
     else:
-        text += f" An old class loses {_points(value)} of its best IoU on average."
-    now = [row[-1] for row in best.summary["forgetting"]["by_class"]]
-    by_class = list(zip(now, best.summary["classes"], strict=True))[1:]  # without background, like the mean
+        text += f" An old class loses {_points(value)} {basis} on average."
+    by_class = list(zip(best.forgetting.by_class, best.names, strict=True))[1:]  # without background, like the mean
     losses = [(v, name) for v, name in by_class if v is not None and v > 0]
     if losses:
         most_lost = max(losses)

@@ -48,13 +48,13 @@ def forgetting_panel(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     names = max(runs, key=lambda run: run.last).names
     table: list[list[float | None]] = []
     for channel in range(len(names)):
-        lost = [run.summary["forgetting"]["by_class"] for run in runs]
-        table.append([rows[channel][-1] if channel < len(rows) else None for rows in lost])
+        lost = [run.forgetting.by_class for run in runs]
+        table.append([values[channel] if channel < len(values) else None for values in lost])
     rows = [(name, values) for name, values in zip(names, table, strict=True) if any(v is not None for v in values)]
     if not rows:
         return None
     scaled = [(name, [None if v is None else 100 * v for v in values]) for name, values in rows]
-    mean = [f"{run.label} {100 * v:z.1f}" for run in runs if (v := run.summary["forgetting"]["final"]) is not None]
+    mean = [f"{run.label} {100 * v:z.1f}" for run in runs if (v := run.forgetting.mean) is not None]
     name = f"Final forgetting of each class in points. Mean over foreground classes: {', '.join(mean)}."
     return {"chart": charts.dots(scaled, [run.label for run in runs], name), "rows": rows}
 

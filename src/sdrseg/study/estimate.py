@@ -31,7 +31,10 @@ SCORED = 400.0
 
 @dataclass(frozen=True)
 class Work:
-    """The work of an experiment by step: training images, iterations, test images."""
+    """The work of an experiment by step: training images, counted in every epoch; iterations; test images.
+
+    A step that is not trained by gradient descent has no iteration and one pass over its images.
+    """
 
     images: tuple[int, ...]
     iterations: tuple[int, ...]
@@ -56,11 +59,18 @@ def work_of(experiment: Experiment, data: Path | None) -> Work | None:
     if sizes is None:
         return None
     train, test = sizes
-    parts = [experiment.config.of_step(number).train for number in range(len(train))]
-    batches = [count // part.batch_size for count, part in zip(train, parts, strict=True)]
-    iterations = tuple(count * part.epochs for count, part in zip(batches, parts, strict=True))
-    images = tuple(count * part.batch_size for count, part in zip(iterations, parts, strict=True))
+    by_step = [_training(experiment, number, count) for number, count in enumerate(train)]
+    images, iterations = zip(*by_step, strict=True)
     return Work(images, iterations, tuple(test))
+
+
+def _training(experiment: Experiment, step: int, images: int) -> tuple[int, int]:
+    """The training images, counted in every epoch, and the iterations of a step with this many images."""
+    config = experiment.config.of_step(step)
+    if step > 0 and not find_method(experiment.method)(config).iterates(step):
+        return images, 0
+    iterations = images // config.train.batch_size * config.train.epochs
+    return iterations * config.train.batch_size, iterations
 
 
 def _sizes(experiment: Experiment, data: Path | None) -> tuple[Sequence[int], Sequence[int]] | None:
