@@ -22,8 +22,18 @@ from sdrseg.extend.by_size import OF_LAPS, REGIMES
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results/extend"
 PICTURE = ROOT / "docs/images/extend-voc.svg"
-METHODS = ("laps-softmax", "laps", "sdr", "mib", "ft")
-COLOURS = {"laps-softmax": "#c1440e", "laps": "#e6a03c", "sdr": "#1f5fa8", "mib": "#8fb8de", "ft": "#7a7a7a"}
+NARROW = "laps-softmax, decoder only"
+METHODS = ("laps-softmax", NARROW, "laps", "sdr", "mib", "ft")
+COLOURS = {
+    "laps-softmax": "#c1440e",
+    NARROW: "#e9a68a",
+    "laps": "#e6a03c",
+    "sdr": "#1f5fa8",
+    "mib": "#8fb8de",
+    "ft": "#7a7a7a",
+}
+WIDE = "wide"
+"""Variants with this prefix were run with laps.encoder = 256, the default; others set it, or were run without it."""
 IMPLIED = ("laps.init", "laps.fit_only", "laps.memory", "optim.lr_later")
 """Settings that "rows fitted" or "trained, learning rate …" implies."""
 Row = dict[str, Any]
@@ -31,7 +41,14 @@ Row = dict[str, Any]
 
 def read(scored: str) -> list[Row]:
     rows = [json.loads(file.read_text()) for file in sorted(RESULTS.glob(f"{scored}-*.json"))]
-    return sorted((row for row in rows if "method" in row), key=_order)
+    rows = [row | ({"method": NARROW} if _decoder_only(row) else {}) for row in rows if "method" in row]
+    return sorted(rows, key=_order)
+
+
+def _decoder_only(row: Row) -> bool:
+    """Whether new rows were fitted that see the decoder's output only."""
+    wide = row["variant"].startswith(WIDE) or "laps.encoder" in row["settings"]
+    return row["passes"] == "survey" and not wide
 
 
 def _order(row: Row) -> Any:
@@ -40,10 +57,11 @@ def _order(row: Row) -> Any:
 
 def tables() -> str:
     laps = ", ".join(f"`laps.{key}` = {value}" for key, value in OF_LAPS.items())
-    parts = [_regimes(), f"LAPS fits rows instead, so these do not apply to it; it uses {laps}.\n"]
+    parts = [_regimes(), f"LAPS fits rows, so of these only the views apply to it; it uses {laps}.\n"]
     if tested := read("test"):
         parts.append(
-            "Points that the old classes lost elsewhere, and IoU of the new class, on the 1,449 test images:\n"
+            "Points that the old classes lost elsewhere, and IoU of the new class, on the 1,449 test images "
+            '(`laps-softmax` with 16 views of each image, "decoder only" with one and `laps.encoder` = 0):\n'
         )
         parts.append(_by_method(tested, lambda r: f"{r['lost_elsewhere']:.1f}, {r['new_iou']:.1f}"))
         parts.append(
@@ -65,9 +83,10 @@ def _regimes() -> str:
     body, above = [], 1
     for one in REGIMES:
         size = f"{above} or more" if one.images is None else f"up to {one.images}"
-        body.append([size, str(one.batch), str(one.iterations), f"1/{one.slower}"])
+        body.append([size, str(one.batch), str(one.iterations), f"1/{one.slower}", str(one.views)])
         above = (one.images or 0) + 1
-    return table(["training images", "batch", "iterations, at least", "learning rate, of that of step 0"], body)
+    heads = ["training images", "batch", "iterations, at least", "learning rate, of that of step 0"]
+    return table([*heads, "LAPS: views of each image"], body)
 
 
 def _by_method(rows: list[Row], cell: Any) -> str:

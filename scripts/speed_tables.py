@@ -182,7 +182,8 @@ ALONE = {
 }
 """Kernels by the name that switches them off, and what `benchmarks/kernels.py` calls one call of them."""
 
-UNUSED = {("compile", "rows"), ("compile", "norm")}
+UNUSED = {("compile", "sdr", "rows"), *(("compile", m, "norm") for m in ("ft", "sdr"))}
+UNUSED |= {(speed, "ft", "rows") for speed in ("graph", "compile")}  # fine-tuning has no terms on the features
 
 
 def _gains() -> str:
@@ -210,7 +211,7 @@ def _gains() -> str:
             for method in ("ft", "sdr"):
                 gain = whole.get((speed, method, kernel))
                 known = NOT_MEASURED if gain is None else f"{100 * gain:.1f} %"
-                cells.append("not used" if (speed, kernel) in UNUSED else known)
+                cells.append("not used" if (speed, method, kernel) in UNUSED else known)
         lines.append([f"{kernel}" + (f" ({what})" if what else ""), *cells])
     heads = ["kernel (one call of it)", "PyTorch, ms", "compiled PyTorch, ms", "ours, ms"]
     heads += [f"saves of {method.upper()}, {speed}" for speed in PASSES[1:] for method in ("ft", "sdr")]

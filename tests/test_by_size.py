@@ -20,8 +20,8 @@ def test_few_images_get_small_batches_and_rows_of_laps_an_average_frequency():
     assert few["train"] == {"batch_size": 4, "epochs": 40, "best_every": 4, "patience": 4}
     assert many["train"]["batch_size"] == 8 and many["train"]["epochs"] == 8
     assert few.keys() == many.keys() == {"train", "optim"} and few["optim"].keys() == {"lr_later"}
-    for images in (1, 40, 400):
-        assert by_size(images, "laps-softmax")["laps"] == {"prior": "average", "positive": 1.0}
+    for images, views in ((1, 16), (63, 16), (64, 1), (400, 1)):
+        assert by_size(images, "laps-softmax")["laps"] == {"prior": "average", "positive": 1.0, "views": views}
 
 
 @given(st.integers(1, 5000), st.booleans())

@@ -206,6 +206,7 @@ def test_names_that_are_not_utf8(tmp_path: Path):
         (["data", "shapes:20-1@disjoint"], "does not fit the 10 classes"),
         (["data", "shapes:random-99999999999"], "unknown task"),
         (["methods", "mib", "--task", "15_1"], "no such task"),
+        (["methods", "mob*"], "'mob*' fits the name of no method"),
         (["data", "shapes:disk@disjoint"], "and class lists by step, such as 1,2/3 or cat/dog"),
         (["data", "shapes:disc@disjoint"], "no step contains 2 (square)"),
         (["data", "shapes:1-999999999/2@disjoint"], "class 999999999 of step 0 does not exist"),
@@ -296,3 +297,5 @@ def test_methods_in_a_process_of_their_own(tmp_path):
     shown = command("methods", "sdr", "--json", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["weights"]["kd"] == 100
+    listed = command("methods", "sdr*", "--json", cwd=tmp_path)
+    assert [method["name"] for method in json.loads(listed.stdout)] == ["sdr", "sdr+mib"]

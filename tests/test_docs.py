@@ -194,12 +194,13 @@ def test_the_runs_that_diverge_are_those_of_the_results():
     assert f"{diverged or 'none'} of {len(short)} diverged" in page
 
 
-EXTENDED = {"fine-tuning": "ft", "MiB": "mib", "SDR": "sdr"}
+EXTENDED = {"fine-tuning": ("default", "ft"), "MiB": ("default", "mib"), "SDR": ("default", "sdr")}
 
 
 def test_the_readme_quotes_the_files_of_results(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    quoted = importlib.import_module("results_tables").quoted
+    results = importlib.import_module("results_tables")
+    quoted, read_results = results.quoted, results.read_results
     readme = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
     named = {
         "fine-tuning": "ft",
@@ -211,9 +212,12 @@ def test_the_readme_quotes_the_files_of_results(monkeypatch):
     for name, method in {**named, "[LAPS](docs/laps.md), ours": "laps"}.items():
         score = quoted(method)
         assert f"| {name} | {' | '.join(f'{score[kind]:.1f}' for kind in ('old', 'new', 'all'))} |" in readme
-    for name, method in {**EXTENDED, "LAPS, the default": "laps-softmax"}.items():
+    (long,) = (cell for cell in read_results() if (cell["scenario"], cell["epochs"]) == ("15-1", [30, 30]))
+    assert f"it reaches {long['old']:.1f}, {long['new']:.1f} and {long['all']:.1f}" in readme
+    for name, (variant, method) in {**EXTENDED, "LAPS, the default": ("wide16", "laps-softmax")}.items():
         one, two = (
-            json.loads(file.read_text()) for file in sorted((ROOT / "results/extend").glob(f"test-*-50-{method}.json"))
+            json.loads(file.read_text())
+            for file in sorted((ROOT / "results/extend").glob(f"test-{variant}-*-50-{method}.json"))
         )
         assert [one["class"], two["class"]] == ["sheep", "train"]
         cells = " | ".join(f"{r['new_iou']:.1f}; {round(r['lost_elsewhere'], 1) + 0:.1f}" for r in (one, two))

@@ -22,7 +22,7 @@ def demo(
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method: a name, or FILE.py.")] = None,
+    name: Annotated[str | None, typer.Argument(help='Show one method: a name, or FILE.py. List some: "sdr*".')] = None,
     preset: Preset = "default",
     task: Annotated[str | None, typer.Option(help="A task that changes a weight, such as 15-1.")] = None,
     json: AsJson = False,
@@ -30,8 +30,8 @@ def methods(
     """List the methods, or show the settings of one and where each value comes from."""
     from sdrseg.methods.show import show_method, show_methods
 
-    if name is None:
-        show_methods(json)
+    if name is None or "*" in name:
+        show_methods(name or "*", json)
     else:
         show_method(name, preset, task, json)
 

@@ -61,7 +61,8 @@ class StepTraining:
 
     def _survey(self, when: When) -> None:
         if self.method.wants_survey(when):
-            batches = survey_batches(*self._data, **self._options, views=self.method.survey_views)
+            views = self.method.survey_views(self.step.number)
+            batches = survey_batches(*self._data, **self._options, views=views)
             survey(self.job.fabric, self.method, self.student, self.teacher, batches, when)
             for note in self.method.notes:
                 self.job.display.say(f"step {self.step.number}: {note}")

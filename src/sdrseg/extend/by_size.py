@@ -20,11 +20,16 @@ class Regime:
     batch: int
     iterations: int  # the minimum; at least EPOCHS epochs
     slower: int  # the learning rate of step 0 is divided by this
+    views: int  # of each image, on which LAPS fits rows
 
 
-REGIMES = (Regime(63, batch=4, iterations=400, slower=25), Regime(None, batch=8, iterations=400, slower=10))
+REGIMES = (
+    Regime(63, batch=4, iterations=400, slower=25, views=16),
+    Regime(None, batch=8, iterations=400, slower=10, views=1),
+)
 OF_LAPS = {"prior": "average", "positive": 1.0}
-"""Settings of LAPS for any number of images, chosen on held-out training images (docs/extend.md)."""
+"""Settings of LAPS for any number of images. They and the views were chosen on held-out training images
+(docs/extend.md)."""
 EPOCHS = 8
 SCORES = 10
 """How often the held-out images are scored."""
@@ -49,4 +54,5 @@ def settings_by_size(images: int, held_out: bool, parent: Config, method: str) -
         "train": {"batch_size": batch, "epochs": epochs, **watched},
         "optim": {"lr_later": rate},
     }
-    return settings | ({LAPS.section: OF_LAPS} if issubclass(find_method(method), LAPS) else {})
+    laps = {LAPS.section: {**OF_LAPS, "views": regime.views}}
+    return settings | (laps if issubclass(find_method(method), LAPS) else {})

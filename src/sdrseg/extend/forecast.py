@@ -32,6 +32,7 @@ class Forecast:
     held_out: int
     similar: dict[str, dict[str, float]]  # new class -> old class -> share of its pixels
     iterations: int  # 0 if only new rows are fitted
+    views: int  # of each image, if only new rows are fitted
     seconds: float
     gibibytes: float  # of memory, without decoded images
 
@@ -46,7 +47,8 @@ class Forecast:
                 f"{100 * share:.0f} % of {name} pixels are now predicted as '{other}'" for other, share in old.items()
             ]
         duration = f"{max(2, self.seconds):.0f} seconds" if self.seconds < 120 else f"{self.seconds / 60:.0f} minutes"
-        work = f"at most {self.iterations} iterations" if self.iterations else "one pass over the images"
+        fitted = f"{quantity(self.views, 'pass')} over the images"
+        work = f"at most {self.iterations} iterations" if self.iterations else fitted
         memory = f"{self.gibibytes:.1f} GiB of memory"
         lines.append(f"{work}: about {duration} of training (remembering and scoring come on top) and {memory}")
         return lines
@@ -68,7 +70,8 @@ def forecast(job: Job, plan: Plan) -> Forecast:
         shares = matrix[channel, 1:n_old] / max(1, matrix[channel].sum())
         notable = [c for c in shares.argsort()[::-1] if shares[c] >= NOTABLE]
         similar[name] = {plan.parent.classes[c + 1]: float(shares[c]) for c in notable}
-    trains = job.method(config, job.processes).iterates(step.number)
+    method = job.method(config, job.processes)
+    trains, views = method.iterates(step.number), method.survey_views(step.number)
     iterations = len(train_order(step.train_ids, config, job.share)) if trains else 0
     seconds, saved = _one_image(job, network, config.data.crop, trains)
     batch = config.train.batch_size
@@ -81,7 +84,8 @@ def forecast(job: Job, plan: Plan) -> Forecast:
         plan.new.held_out,
         similar,
         iterations,
-        (iterations * batch or len(step.train_ids)) * seconds,
+        views,
+        (iterations * batch or views * len(step.train_ids)) * seconds,
         memory,
     )
 

@@ -160,9 +160,8 @@ class Method(PixelTerms):
         """Whether to pass over this step's data `before` or `after` fitting; by default if `survey` is overridden."""
         return type(self).survey is not Method.survey
 
-    @property
-    def survey_views(self) -> int:
-        """How many augmented views of each image a survey of this step sees: those of the first epochs."""
+    def survey_views(self, step: int) -> int:
+        """How many augmented views of each image a survey of a step sees: those of the first epochs."""
         return 1
 
     def begin_survey(self, when: When) -> None:

@@ -108,9 +108,8 @@ class LAPS(TrainedRows):
             return when == "after"
         return when == "before" or self.iterates(self.step.number)
 
-    @property
-    def survey_views(self) -> int:
-        return self.own.views if self.step.number > 0 else 1
+    def survey_views(self, step: int) -> int:
+        return self.own.views if step > 0 else 1
 
     def begin_survey(self, when: When) -> None:
         self._when = when
@@ -134,7 +133,7 @@ class LAPS(TrainedRows):
 
     def end_survey(self, when: When) -> None:
         self._sample.gather(self.processes)
-        self._sample.average(self.survey_views)
+        self._sample.average(self.survey_views(self.step.number))
         if self._all_features:
             first, (vectors, points) = self.student.classifier.in_channels, self._sample.weighted()
             self.directions = principal(vectors[:, first:], points, self.own.encoder)

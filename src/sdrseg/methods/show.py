@@ -6,7 +6,16 @@ from typing import Any
 
 from sdrseg.config import load_config
 from sdrseg.errors import UsageError
-from sdrseg.methods import METHODS, PRESETS, Method, StepInfo, find_method, method_layers, own_sections, resolve_method
+from sdrseg.methods import (
+    PRESETS,
+    Method,
+    StepInfo,
+    find_method,
+    list_methods,
+    method_layers,
+    own_sections,
+    resolve_method,
+)
 from sdrseg.methods.studies import STUDIES
 from sdrseg.scenario.spec import ALIASES, is_task
 from sdrseg.terminal import console, print_json, print_table
@@ -14,18 +23,22 @@ from sdrseg.terminal import console, print_json, print_table
 MEMORY = (15, 256)  # classes and channels for which the size of a memory is shown
 
 
-def show_methods(json: bool) -> None:
-    """One line for each method."""
+def show_methods(pattern: str, json: bool) -> None:
+    """One line for each method whose name fits the pattern."""
+    found = list_methods(pattern)
+    if not found:
+        raise UsageError(f"{pattern!r} fits the name of no method. Run `sdrseg methods` to list all.")
     if json:
-        print_json([_brief(method) for method in METHODS.values()])
+        print_json([_brief(method) for method in found])
         return
     headers = ["name", "summary", "objective of later steps", "step 0"]
     for title, chosen in (
-        ("Methods", [m for m in METHODS.values() if m not in STUDIES]),
-        ("Studies", STUDIES),
+        ("Methods", [m for m in found if m not in STUDIES]),
+        ("Studies", [m for m in found if m in STUDIES]),
     ):
         rows = [[m.name, m.summary, _build(m).objective(), "own" if m.own_step0 else "shared"] for m in chosen]
-        print_table(title, headers, rows)
+        if rows:
+            print_table(title, headers, rows)
 
 
 def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
