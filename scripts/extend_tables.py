@@ -133,6 +133,7 @@ def draw() -> Figure:
         below.axhline(1, color="#bbbbbb", lw=0.8, ls=":")
         above.set_ylim(0)
         below.set_yscale("symlog", linthresh=1)
+        below.set_ylim(-1.5, 100)
         below.set_yticks([-1, 0, 1, 10, 50], ["−1", "0", "1", "10", "50"])
         below.set_xscale("log")
         below.set_xlabel("images of the new class")
@@ -141,7 +142,8 @@ def draw() -> Figure:
         below.minorticks_off()
     grid[0, 0].set_ylabel("IoU of the new class")
     grid[1, 0].set_ylabel("points that old classes lost elsewhere")
-    grid[0, -1].legend(frameon=False, fontsize=8)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)

@@ -69,14 +69,14 @@ def averaged_gradients(stage: Stage) -> dict[str, torch.Tensor]:
     weights = stage.method.weights()
     sum(weights.get(n, 1.0) * t for n, t in terms.items()).backward()
     if stage.method.processes.world > 1:
-        parameters = list(stage.student.parameters())
+        parameters = [parameter for parameter in stage.student.parameters() if parameter.requires_grad]
         flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
         dist.all_reduce(flat)
         parts = (flat / 2).split([parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad.copy_(part.view_as(parameter))
     stage.terms.append({n: t.item() for n, t in terms.items()})
-    return {n: p.grad.clone() for n, p in stage.student.named_parameters()}
+    return {n: p.grad.clone() for n, p in stage.student.named_parameters() if p.requires_grad}
 
 
 def check(rank: int, name: str, protocol: str, settings: tuple[str, ...]) -> None:

@@ -99,6 +99,12 @@ def test_several_grids_share_the_values_above_them():
     ]  # fmt: skip
 
 
+def test_a_label_names_only_what_its_grid_sets():
+    labels = study({"grid": [{"kd": {"weight": [1.0, 2.0]}}, {"sp": {"weight": 0.5}}]})
+    settings = [[word for word in label.split() if "." in word and "@" not in word] for label in labels]
+    assert settings == [["kd.weight=1.0"], ["kd.weight=2.0"], ["sp.weight=0.5"]]
+
+
 @given(st.text(max_size=12))
 def test_numbers_of_cells_are_numbers_or_an_error(text):
     made = make_study({"spec": "shapes:8-1@disjoint", "method": "ft", "seed": [1, 2, 3]}, "f", Path(), "n")

@@ -48,7 +48,7 @@ class Experiment:
     config: Config
     settings: Mapping[str, Any]
     varied: Mapping[str, Any]
-    """The settings that vary within the file."""
+    """Those of the settings that vary within the file."""
 
     @property
     def hash(self) -> str:
@@ -204,7 +204,7 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
     config = load_config(spec.source, between=[*layers, (origin, nested(settings))], own=own_sections(method))
     if config.train.batch_size == AUTO:
         raise UsageError(f"{origin}: train.batch_size = auto depends on the machine. An experiment needs a number.")
-    return Experiment(spec, method, preset, config, settings, {key: settings.get(key) for key in varied})
+    return Experiment(spec, method, preset, config, settings, {key: settings[key] for key in varied if key in settings})
 
 
 def _next_to(text: str, folder: Path) -> str:
