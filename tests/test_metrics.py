@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,15 +121,19 @@ def test_means_are_between_0_and_1(matrix):
 
 def test_the_sentence_about_forgetting_counts_the_classes_of_its_mean():
     """The background is not in the mean, so it is not what "loses the most" either; and nothing is -0.0."""
+    from sdrseg.config import Config
+    from sdrseg.engine.folder import RunFolder
     from sdrseg.engine.show import _percent
+    from sdrseg.reporting.collect import RunRecord
     from sdrseg.reporting.findings import _points, sentence
 
     steps = [
         StepScore(0, ("background", "a"), 2, np.array([[90, 10], [0, 100]])),
         StepScore(1, ("background", "a", "b"), 2, np.array([[10, 10, 80], [2, 98, 0], [0, 0, 100]])),
     ]
-    facts = {"last": 1, "finished": True, "steps": 2, "label": "ft", "summary": summary(steps)}
-    said = sentence([SimpleNamespace(**facts)])
+    scenario = {"steps": [{}, {}]}
+    run = RunRecord("ft", RunFolder(Path("none")), {}, Config(), scenario, tuple(steps), (), (), ())
+    said = sentence([run])
     lost = 100 * (100 / 110 - 98 / 110)
     assert f"loses {lost:.1f}\u00a0points of its best IoU on average" in said
     assert f"a loses the most ({lost:.1f}\u00a0points)" in said
