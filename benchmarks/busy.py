@@ -1,4 +1,4 @@
-"""Training on a busy CPU: images a second of each of several runs side by side.
+"""Training on a busy CPU: images per second of each of several simultaneous runs.
 
 `python busy.py` trains on generated data alone, beside one and beside three others, with what `sdrseg` chooses and with
 a fixed thread for every core (which is what PyTorch does). A fair share is what one run does alone, divided by the

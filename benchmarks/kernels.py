@@ -1,4 +1,4 @@
-"""The kernels of sdrseg/kernels against what is computed without them, forward and back.
+"""The kernels of sdrseg/kernels against PyTorch's, forward and backward.
 
     python benchmarks/kernels.py                                   # the paper's maps, on a GPU
     python benchmarks/kernels.py --size 32 --batch 1 --repeat 2    # tiny; without a GPU, only what needs none

@@ -4,9 +4,9 @@
     python benchmarks/pipeline.py shapes:8-2@disjoint --encoder toy16 --batch 4 --iterations 40     # tiny, anywhere
 
 The engine's own loop trains one step (the last by default) on the images of the scenario, decoded once and kept on the
-device, and then on batches that lie there ready; the ratio of images per second is what the input costs. Rates are
-medians of the log's; --without measures real images again without one of our kernels. Then all test images are scored
-twice: the first time is what a run sees, with decoding.
+device, and then on complete batches already on the device; the ratio of images per second is what the input costs.
+Rates are medians of the log's; --without measures real images again without one of our kernels. Then all test images
+are scored twice: the first time is what a run sees, with decoding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several processes: how much faster a training step gets, and how many bytes they tell each other in it.
+"""Several processes: how much faster a training step gets, and how many bytes they exchange in it.
 
     python benchmarks/scaling.py                    # one and two processes on the CPU, one thread each
     python benchmarks/scaling.py --bytes resnet101  # what the paper's network would exchange; nothing is trained

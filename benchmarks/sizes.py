@@ -1,10 +1,10 @@
-"""What images of a size that was not there before cost, by kind of layer: kernels are looked for, some are compiled.
+"""The cost of images of a new size, by kind of layer: kernels are chosen, and some are compiled.
 
     python benchmarks/sizes.py                                            # a GPU
     python benchmarks/sizes.py --encoder toy16 --sizes 2 --batch 1        # tiny, anywhere
 
-Full images are scored in batches of one size, and a data set has many. Milliseconds of the host until a layer has
-handed over its work, for every new size; and of whole batches, new and again.
+Full images are scored in batches of one size, and a data set has many sizes. Prints the host's milliseconds until a
+layer has issued its work, for each new size, and those of whole batches, the first and the second time.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def main() -> None:
     if args.json:
         print_json({"device": device_name(), **versions(), **figures})
         return
-    rows = [*kinds.items(), ("a batch, new", figures["new_ms"]), ("the same again", figures["again_ms"])]
+    rows = [*kinds.items(), ("a whole batch, first time", figures["new_ms"]), ("second time", figures["again_ms"])]
     print_table(f"a new size, {args.encoder}, {device_name()}", ["kind of layer", "ms"], [list(row) for row in rows])
 
 

@@ -178,9 +178,9 @@ def test_sizes_and_padding_of_any_view(kind, height, width, seed):
 
 def test_labels_are_those_that_pillow_finds():
     """Also where a centre lies on the border of two pixels, and Pillow's sum of steps falls short of it."""
-    for length in range(1, 60):
+    for length in range(1, 61):
         row = np.arange(length, dtype=np.uint8)[None]
-        for size in range(1, 60):
+        for size in range(1, 61):
             view = View(Axis(0, 1, 1, 0, 1), Axis(0, length, size, 0, size))
             label = show(view, torch.zeros(3, 1, length, dtype=torch.uint8), torch.from_numpy(row))[1][0].tolist()
             theirs = np.asarray(Image.fromarray(row).resize((size, 1), Image.Resampling.NEAREST))[0].tolist()

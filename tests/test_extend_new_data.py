@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -67,11 +68,9 @@ def test_replayed_images_do_not_count_for_the_settings_by_size(place, tmp_path):
 
 def test_replayed_images_make_the_memory_if_there_are_no_others(place, tmp_path):
     base_folder(tmp_path / "some", 12)
-    (place / "base").rename(place / "moved")
-    try:
-        given = {"replay": tmp_path / "some", "settings": QUICK, "display": Quiet()}
-        done = extend(place / "run", place / "white", tmp_path / "out", **given)
-    finally:
-        (place / "moved").rename(place / "base")
+    shutil.copytree(place / "run", tmp_path / "run")
+    (tmp_path / "run/environment.json").write_text("[]")  # the folder of the old data is not known
+    given = {"replay": tmp_path / "some", "settings": QUICK, "display": Quiet()}
+    done = extend(tmp_path / "run", place / "white", tmp_path / "out", **given)
     assert done.method == "laps-softmax" and not any("no memory" in note for note in done.notes)
     assert any(name.startswith("memory.") for name in load_file(tmp_path / "out/steps/0/memory.safetensors"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -132,33 +133,32 @@ def test_a_folder_in_place_of_a_data_set(roots, sdrseg):
     assert json.loads(out)["format"] == "YOLO polygons (data.yaml)" and json.loads(out)["split_by"] == "data.yaml"
 
 
-def test_test_is_scored_if_asked(roots):
+def test_test_is_scored_if_asked(roots, tmp_path):
     for name in ("roboflow_coco", "yolo", "side_by_side", "panoptic", "pascal", "pairs"):
-        toml = roots[name] / "dataset.toml"
-        before = toml.read_text() if toml.exists() else ""
-        toml.write_text(before + 'score = "test"\n')
-        source = open_folder(roots[name])
+        copy = shutil.copytree(roots[name], tmp_path / name)
+        with (copy / "dataset.toml").open("a") as toml:
+            toml.write('score = "test"\n')
+        source = open_folder(copy)
         assert {scene_of(id).part for id in source.ids("val")} == {"test"}
         assert "Scored on test; val is not used" in source.notes[0]
-        toml.write_text(before)
 
 
 @pytest.mark.parametrize("name", ["roboflow_coco", "panoptic", "yolo", "labelme"])
-def test_classes_that_annotations_name_are_merged(roots, name):
-    toml = roots[name] / "dataset.toml"
+def test_classes_that_annotations_name_are_merged(roots, name, tmp_path):
+    copy = shutil.copytree(roots[name], tmp_path / name)
+    toml = copy / "dataset.toml"
     toml.write_text('values = {bird = "animal", cat = "animal", dog = "ignore"}\n')
-    source = open_folder(roots[name])
+    source = open_folder(copy)
     assert source.classes == ("background", "animal")
     id = next(id for id in source.ids("train") if 3 in scene_of(id).mask and 2 in scene_of(id).mask)
     assert np.array_equal(source.mask(id), np.array([0, 1, 1, 255])[scene_of(id).mask])
     toml.write_text('values = {brid = "animal"}\n')
     with pytest.raises(DataError, match=r"values: 'brid' is not a class of .*; did you mean 'bird'"):
-        open_folder(roots[name])
+        open_folder(copy)
     toml.write_text('values = {dog = "background"}\n')
-    source = open_folder(roots[name])
+    source = open_folder(copy)
     assert source.classes == ("background", "bird", "cat")
     assert np.array_equal(source.mask(id), np.array([0, 1, 2, 0])[scene_of(id).mask])
-    toml.unlink()
 
 
 def test_a_dummy_category_is_left_out_and_named(roots):

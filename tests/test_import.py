@@ -65,6 +65,8 @@ def test_smps_models_say_the_same_and_can_be_extended(tmp_path, arch, capsys):
     if arch == "unet":
         with pytest.raises(UsageError, match="--classes background,crack"):
             import_model(file, tmp_path / "no", arch, ["crack"], encoder="resnet18")
+        with pytest.raises(UsageError, match="has 1 channel, and --classes names 3: a, b, c"):
+            import_model(file, tmp_path / "no", arch, ["a", "b", "c"], encoder="resnet18")
         (step,) = history(tmp_path / "run")["steps"]
         assert step["method"] == "imported" and step["data"] == "–"
         with pytest.raises(SdrsegError, match="imported model is scored when it is extended"):

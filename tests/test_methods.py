@@ -308,7 +308,7 @@ def test_the_sparsity_measures_of_the_official_code_are_used():
     [
         (("cl.form=norm_sum",), 1, r"cl\.form=norm_sum: with latent\.official .* where it is mse\."),
         (("proto.decay=0.5",), 1, r"proto\.decay=0\.5: .* where it is 0\.0\."),
-        ((), 2, "those of one process, and there are 2"),
+        ((), 2, "support one process only, but there are 2"),
     ],
 )
 def test_what_the_official_code_cannot_do_is_refused(settings, processes, message):

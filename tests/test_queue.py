@@ -332,6 +332,9 @@ def test_workers_on_this_machine_get_gpus_of_their_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1,GPU-2")
     with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"):
         cluster_module._gpus(1)
+    monkeypatch.setattr(cluster_module.torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UsageError, match=r"need 1 GPU .* has 0"):
+        cluster_module._gpus(1)
 
 
 def test_where_workers_run_is_checked(tmp_path, sdrseg):

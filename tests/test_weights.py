@@ -196,6 +196,7 @@ def test_classifier_of_another_size(tmp_path, whole):
         r"its classifier has 4 classes and this network 6.*remove the tensors classifier\.weight and classifier\.bias"
     )
     refused(fresh(classes=6), tmp_path / "net.safetensors", said)
+    refused(fresh(classes=1), tmp_path / "net.safetensors", r"Use a file for 1 class \(background included\)")
 
 
 @pytest.mark.parametrize(("stored", "wrong", "right"), [("v1", "conv2", "conv1"), ("v1.5", "conv1", "conv2")])

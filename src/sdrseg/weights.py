@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sdrseg.compat import ENCODERS
 from sdrseg.config.net import Net
 from sdrseg.datasets.augment import MEAN, STD
-from sdrseg.errors import SdrsegError, UsageError, first_line
+from sdrseg.errors import SdrsegError, UsageError, first_line, quantity
 from sdrseg.network import Network
 from sdrseg.network_parts import has_bottlenecks
 
@@ -109,9 +109,9 @@ def _fill_whole(network: Network, tensors: Mapping[str, Tensor], file: Path, net
     weight = tensors.get("classifier.weight")
     if weight is not None and weight.ndim == 4 and len(weight) != network.classes:
         raise SdrsegError(
-            f"{file}: its classifier has {len(weight)} classes and this network {network.classes}. Use a file for "
-            f"{network.classes} classes (background included), or remove the tensors classifier.weight and "
-            "classifier.bias to start the classifier at random."
+            f"{file}: its classifier has {quantity(len(weight), 'class')} and this network {network.classes}. "
+            f"Use a file for {quantity(network.classes, 'class')} (background included), or remove the tensors "
+            "classifier.weight and classifier.bias to start the classifier at random."
         )
     _fill(network, tensors, str(file), net)
     return f"Weights of the whole network from {file}."

@@ -43,7 +43,10 @@ def extend(
     ] = None,
     old_data: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Old data that have moved; for an imported model, labelled test images."),
+        typer.Option(
+            metavar="PATH",
+            help="Where the old data are now; for an imported model, a folder of labelled test images.",
+        ),
     ] = None,
     max_forgetting: Annotated[
         float | None,
@@ -86,13 +89,13 @@ def extend(
 
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
-NewRun = Annotated[Path, typer.Option(metavar="RUN", help="A new folder; the old run stays as it is.")]
+NewRun = Annotated[Path, typer.Option(metavar="RUN", help="A new folder for the run.")]
 
 
 def history(
     run: Run,
     other: Annotated[
-        Path | None, typer.Argument(metavar="[OTHER]", help="A run to compare with, extended from the same model.")
+        Path | None, typer.Argument(metavar="OTHER", help="A run to compare with, extended from the same model.")
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -122,7 +125,7 @@ def classes(
         list[str] | None, typer.Option(metavar="NAME", help="Turn a class into background; repeatable.")
     ] = None,
 ) -> None:
-    """Rename or remove classes of a model."""
+    """Rename or remove classes of a model. The old run stays as it is."""
     from sdrseg.errors import UsageError
     from sdrseg.extend.history import change_classes
 

@@ -99,7 +99,7 @@ def export(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs of one scenario.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs of one scenario.")],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Output file; by default named after the scenario.")
     ] = None,

@@ -81,7 +81,7 @@ def _machines(on: str | None, array: int, gpus: int, budget: float | None, slurm
 
 
 def result(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of finished runs.")],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write one small JSON file per run there.")] = None,
 ) -> None:
     """Print the results of finished runs as JSON, or write one small file per run."""
@@ -97,13 +97,13 @@ def result(
 
 Format = Annotated[str, typer.Option(help="terminal, markdown, csv or latex (booktabs).")]
 Transform = Annotated[
-    str | None, typer.Option("--eval", help="Scores with crop512 or full_image; by default as trained.")
+    str | None, typer.Option("--eval", help="Which scores to show: crop512 or full_image; by default those of the run.")
 ]
 ToFile = Annotated[Path | None, typer.Option("--to", metavar="FILE", help="A new file for the table.")]
 
 
 def compare(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, results, or folders of results.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Runs, results, or folders of results.")],
     reference: Annotated[
         str | None, typer.Option(metavar="ROW", help="Compare with this row; by default the first.")
     ] = None,
@@ -166,7 +166,7 @@ def tables(
 
 def figures(
     kind: Annotated[str, typer.Argument(help="steps, per-class, qualitative, histogram or latent.")],
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs; for steps and per-class also results.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Runs; for steps and per-class also results.")],
     out: Annotated[Path | None, typer.Option(metavar="NAME", help="Files NAME.svg, NAME.pdf, NAME.png.")] = None,
     path: DataPath = None,
     images: Annotated[int, typer.Option(min=1, max=100, help="Number of test images.")] = 4,
@@ -205,7 +205,11 @@ def tune(
     trials: Annotated[int | None, typer.Option(min=1, help="Stop after this number of trials in all.")] = None,
     minutes: Annotated[float | None, typer.Option(min=0, help="Stop after this time.")] = None,
     oracle: Annotated[
-        bool, typer.Option("--oracle", help="Score held-out images of all steps with all labels; results say so.")
+        bool,
+        typer.Option(
+            "--oracle",
+            help="Score held-out images of all steps with all labels; the results are marked as oracle.",
+        ),
     ] = False,
     bases: Bases = None,
     config: ConfigFile = None,
@@ -214,8 +218,9 @@ def tune(
 ) -> None:
     """Choose settings on held-out training images; the test images are not read.
 
-    Without ranges, for each new step in turn: the learning rate by fine-tuning, then the largest stability weight,
-    halved until the new classes are learned nearly as well as by fine-tuning (De Lange et al.).
+    Without ranges, each new step is tuned in turn: first the learning rate, by fine-tuning; then the stability weight,
+    which starts large and is halved until the new classes are learned nearly as well as by fine-tuning (De Lange et
+    al.).
     """
     from sdrseg.config import read_settings
     from sdrseg.study.tune import Search

@@ -21,7 +21,7 @@ from sdrseg.datasets.folder.classes import looks_like_background
 from sdrseg.datasets.source import MAX_CLASSES
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.folder import FORMAT, RunFolder
-from sdrseg.errors import SdrsegError, UsageError, first_line, nearest
+from sdrseg.errors import SdrsegError, UsageError, first_line, nearest, quantity
 from sdrseg.extend.parent import IMPORTED
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
@@ -60,8 +60,8 @@ def import_model(
     channels = len(ours["classifier.weight"])
     if "" in names or len(set(names)) < len(names) or channels not in (len(names), len(names) - 1):
         raise UsageError(
-            f"{file}: its classifier has {channels} channels, and --classes names {len(names)}: {', '.join(names)}. "
-            f"Name each channel once, background first."
+            f"{file}: its classifier has {quantity(channels, 'channel')}, and --classes names {len(names)}: "
+            f"{', '.join(names)}. Name each channel once, background first."
         )
     network = build_network(net, channels)
     _require_fit(file, arch, network, ours)

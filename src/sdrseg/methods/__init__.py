@@ -1,4 +1,4 @@
-"""All methods by name. A new one is a class in one file and one line in METHODS, or `register_method` anywhere."""
+"""All methods by name. A new one is a class in one file and one line in `_ALL`, or `register_method` anywhere."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def require_official(config: Config, processes: int) -> None:
     """Raise for settings that the official code's terms would silently ignore."""
     if processes > 1 and (config.latent.official or config.kd.kind == "cil_official"):
         raise UsageError(
-            f"The official code's terms (latent.official, kd.kind=cil_official) are those of one process, and there "
+            f"The official code's terms (latent.official, kd.kind=cil_official) support one process only, but there "
             f"are {processes}. Train on one device, or with another preset."
         )
     for section, keys in OFFICIAL.items():

@@ -94,7 +94,7 @@ def require_sound(term: Term, own: Mapping[str, type]) -> None:
         possible = [key for name in own for key in keys[name]] + [t.weight for t in TERMS.values() if t.weight]
         raise UsageError(
             f"The weight of the term {term.name!r}: there is no setting {term.weight!r}"
-            f"{nearest(term.weight, possible)} `settings` declares others."
+            f"{nearest(term.weight, possible)} Declare it in `settings`."
         )
 
 

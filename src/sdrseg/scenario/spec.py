@@ -18,7 +18,7 @@ from functools import cache
 from importlib import resources
 from typing import Literal, get_args
 
-from sdrseg.errors import UsageError, nearest
+from sdrseg.errors import UsageError, nearest, quantity
 from sdrseg.scenario.lists import ClassLists, explicit
 
 LabelProtocol = Literal["sequential", "disjoint", "overlapped"]
@@ -104,14 +104,14 @@ def class_lists(spec: Spec, classes: tuple[str, ...], left_out: str = "refuse") 
         return (tuple(range(last + 1)),)
     if parts := re.fullmatch(r"random-(\d{1,4})", task):  # with more parts, most would be empty
         if int(parts[1]) < 2:
-            raise UsageError(f"{spec}: {parts[1]} parts are too few. Use 2 or more, or {spec.source}:offline.")
+            raise UsageError(f"{spec}: too few parts. Use 2 or more, or {spec.source}:offline.")
         return (tuple(range(last + 1)), *((),) * (int(parts[1]) - 1))
     if rule:
         first, each = int(rule[1]), int(rule[2])
         if first < 1 or each < 1 or first + each > last:
             raise UsageError(
-                f"{spec}: {first} classes, then {each} at a time, does not fit the {last} classes of {spec.source} "
-                f"(background not counted)."
+                f"{spec}: {quantity(first, 'class')}, then {each} at a time, does not fit the "
+                f"{quantity(last, 'class')} of {spec.source} (background not counted)."
             )
         order = list(range(1, last + 1))
         if spec.seed is not None:

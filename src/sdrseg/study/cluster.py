@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sdrseg.errors import UsageError, first_line
+from sdrseg.errors import UsageError, first_line, quantity
 from sdrseg.study.queue import run_queue
 
 WAIT = 5.0  # seconds until a worker checks again whether the runs of other workers are finished
@@ -131,7 +131,9 @@ def _gpus(wanted: int) -> list[int]:
     """The numbers of the first `wanted` GPUs of this machine. Without one, a worker would train on the CPU."""
     count = torch.cuda.device_count()
     if wanted > count:
-        raise UsageError(f"The workers need {wanted} GPUs (--array times --gpus); this machine has {count}.")
+        raise UsageError(
+            f"The workers need {quantity(wanted, 'GPU')} (--array times --gpus); this machine has {count}."
+        )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = list(map(str, range(count))) if visible is None else visible.split(",")
     if not all(name.strip().isdecimal() for name in names[:wanted]):
