@@ -13,7 +13,7 @@ from sdrseg.config import parse_settings
 from sdrseg.engine.bases import base_of
 from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.methods import METHODS, Method
+from sdrseg.methods import METHODS, Method, resolve_method
 from sdrseg.methods.terms import TERMS
 from sdrseg.reporting.curves import meaning
 
@@ -64,6 +64,24 @@ class Near(sdrseg.Method):
     def weights(self):
         return super().weights() | {"near": self.own.weight}
 """
+
+
+def test_a_file_that_registers_a_term_may_be_edited(tmp_path):
+    file, summaries = tmp_path / "drift.py", []
+    try:
+        for summary in ("first", "second"):
+            term = f"sdrseg.register_term(sdrseg.Term('drift', {summary!r}, 'L_d', compute=lambda *given: None))"
+            file.write_text(f"{OWN}\n{term}")
+            assert resolve_method(str(file)) == "near"
+            summaries.append(TERMS["drift"].summary)
+        assert summaries == ["first", "second"]
+        file.write_text(f"{OWN}\n{term}\n1 / 0")
+        with pytest.raises(UsageError, match="ZeroDivisionError"):
+            resolve_method(str(file))
+        assert "drift" not in TERMS and "near" not in METHODS
+    finally:
+        TERMS.pop("drift", None)
+        METHODS.pop("near", None)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from sdrseg.methods.presets import OWN_DATA, PRESETS
 from sdrseg.methods.sdr import SDR, SDRMiB
 from sdrseg.methods.studies import STUDIES
 from sdrseg.methods.terms import TERMS, require_sound, sections_of
+from sdrseg.own_files import built_in
 from sdrseg.scenario.registry import DataSetClass, known_source
 
 __all__ = [
@@ -97,6 +98,7 @@ _ALL: tuple[type[Method], ...] = (
 _ALL += STUDIES
 for _method in _ALL:
     register_method(_method)
+built_in(METHODS)
 
 
 def resolve_method(text: str) -> str:
