@@ -148,7 +148,7 @@ def _labels(paths: Sequence[Path], methods: Sequence[str]) -> list[str]:
 
 
 def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
-    config = saved_config(identity["config"], str(folder.path / "config.json"))
+    config = saved_config(identity["config"], str(folder.path / "config.json"), identity.get("affect_nothing", ()))
     scenario = folder.read_json("scenario.json")
     scores, metas = [], []
     for number in range(len(scenario["steps"])):
