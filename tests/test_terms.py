@@ -184,6 +184,30 @@ def test_the_weight_of_a_term_has_to_be_a_setting(weight, settings, message):
     assert "near" not in METHODS
 
 
+WEIGHT = {"weight": setting(1.0, "w")}
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ([Term("kd", "own distillation", "L_k")], "Near: the term 'kd' exists already"),
+        ([Term("pull", "one", "L_1"), Term("pull", "two", "L_2")], "Near: the term 'pull' exists already"),
+        ([Term("near", "nearness", "L_n", "near.weight", settings=WEIGHT)], r"both declare settings \[near\]"),
+    ],
+)
+def test_names_of_terms_are_their_own(terms, message):
+    kind = {"name": "near", "summary": "s", "settings": WEIGHT, "own_terms": tuple(terms)}
+    with pytest.raises(UsageError, match=message):
+        register_method(type("Near", (Method,), kind))
+    assert "near" not in METHODS
+
+
+def test_a_method_cannot_declare_the_settings_of_a_registered_term(drift):
+    with pytest.raises(UsageError, match=r"both declare settings \[drift\]"):
+        register_method(type("Drift", (Method,), {"name": "drift", "summary": "s", "settings": WEIGHT}))
+    assert "drift" not in METHODS
+
+
 def test_a_term_of_a_method_may_declare_settings():
     own = (Term("pull", "pull", "L_p", "pull.weight", settings={"weight": setting(3.0, "w")}),)
     kind = register_method(type("Near", (Method,), {"name": "near", "summary": "s", "own_terms": own}))
