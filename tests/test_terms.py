@@ -47,6 +47,13 @@ def test_a_registered_term_is_known_everywhere(drift):
         register_term(drift)
 
 
+def test_a_method_is_shown_with_the_settings_of_registered_terms(drift, sdrseg):
+    code, said, _ = sdrseg("methods", "ft")
+    assert code == 0 and "drift.weight" in said and "λ of the drift" in said
+    assert "Own settings" in said and "set by" not in said  # ft sets nothing, so it has no table of values
+    assert "set by" in sdrseg("methods", "mib")[1]
+
+
 OWN = """
 import sdrseg
 
