@@ -19,6 +19,7 @@ from sdrseg.datasets.index import class_index
 from sdrseg.datasets.source import Source
 from sdrseg.errors import DataError, UsageError
 from sdrseg.methods import METHODS, limits_in, method_layers
+from sdrseg.reporting.collect import collect, command_line
 from sdrseg.scenario import SOURCES, find_source, parse_spec
 
 from conftest import forget_own_sources, own_sources
@@ -231,7 +232,8 @@ def test_a_file_in_place_of_a_name(sdrseg):
     forget_own_sources()
     assert sdrseg("report", "run", "--out", "page.html", "--images", "0")[0] == 0
     page = Path("page.html").read_text()
-    assert "FILE.py:1-1@disjoint" in page and "--set kd.weight" not in page  # the cap of the data set, not a change
+    assert "sdrseg train run/dataset.py:1-1@disjoint" in page and "FILE.py" not in page
+    assert "--set kd.weight" not in page  # the cap of the data set, not a change
     assert Path("run/dataset.py").read_text() == Path("mine.py").read_text()
     code, out, err = sdrseg("result", "run")
     assert code == 0 and "kd.weight" not in json.loads(out)[0]["settings"], err
@@ -261,6 +263,8 @@ def test_one_file_may_have_a_method_and_a_data_set(sdrseg):
             assert code == 0, said
             saved = json.loads(Path(run, "config.json").read_text())
             assert (saved["spec"], saved["method"]) == ("own-bars:1-1@disjoint", "same")
+            command = f"sdrseg train {run}/method.py:1-1@disjoint --method {run}/method.py:same "
+            assert command_line(collect([Path(run)])[0]).startswith(command)
             file.write_text(FILE.format(name="own-bars") + METHOD + "# edited")
     finally:
         METHODS.pop("same", None)
