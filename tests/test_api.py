@@ -20,6 +20,7 @@ from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.methods import METHODS, find_method, register_method, resolve_method
 from sdrseg.methods.own import source_digest
+from sdrseg.reporting import write_report
 from sdrseg.reporting.collect import collect, command_line
 
 TINY = ["shapes.size=32", "shapes.train=40", "shapes.val=8", "data.crop=32", "train.batch_size=4", "train.epochs=1"]
@@ -153,7 +154,14 @@ def test_a_changed_file_is_another_method(tmp_path):
     with pytest.raises(SdrsegError, match=r"run is a run of another configuration .*: method_code: '"):
         sdrseg.train("shapes:9-1@disjoint", str(file), out, settings=parse_settings(TINY), bases=tmp_path / "b")
     del METHODS["mine"]
+    copy = f"{out}/method.py:mine"
+    assert f" --method {copy} " in command_line(collect([out])[0])
+    assert resolve_method(copy) == "mine"
+    del METHODS["mine"]
+    (out / "method.py").unlink()
     assert " --method FILE.py:mine " in command_line(collect([out])[0])
+    page, _ = write_report([out], tmp_path / "page.html", images=0)
+    assert "RUN is a new folder, FILE.py the file of the custom method or data set." in page.read_text()
 
 
 def test_a_syntax_error_is_named_with_its_line(tmp_path):

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from dataclasses import replace
+from functools import cached_property, partial, partialmethod
 
 import numpy as np
 import pytest
@@ -270,8 +271,37 @@ def test_a_method_with_any_code_of_its_own_gets_its_teacher(hook):
     assert kind(make_config("ewc")).needs_teacher
 
 
+class Scaled:
+    """A descriptor."""
+
+    def __get__(self, method, kind):
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        partialmethod(lambda self, *given, scale: None, scale=2.0),
+        partial(lambda *given, scale: None, scale=2.0),
+        classmethod(lambda cls, *given: None),
+        staticmethod(lambda *given: None),
+        cached_property(lambda self: None),
+        Scaled(),
+        F.relu,
+    ],
+    ids=lambda code: type(code).__name__,
+)
+@pytest.mark.parametrize("base", ["ft", "ewc"])
+def test_code_of_any_kind_counts_as_code_of_its_own(code, base):
+    kind = type("Own", (METHODS[base],), {"name": "own", "summary": "own", "after_update": code})
+    assert kind(make_config(base)).needs_teacher
+
+
 def test_a_method_without_code_of_its_own_has_a_teacher_only_for_its_terms():
     values = {"name": "own", "summary": "own", "needs_stages": True}
     assert not type("Own", (METHODS["ft"],), values)(make_config("ft")).needs_teacher
     assert type("Own", (METHODS["mib"],), values)(make_config("mib")).needs_teacher
     assert not type("Own", (METHODS["rw"],), values)(make_config("rw")).needs_teacher
+    values |= {"settings": Pseudo, "trains_step0_like": METHODS["ft"], "__annotations__": {"needs_stages": bool}}
+    mixin = type("Mixin", (), {"needs_stages": True})
+    assert not type("Own", (mixin, METHODS["ft"]), values)(make_config("ft")).needs_teacher

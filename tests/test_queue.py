@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from runs import Quiet
 from sdrseg.errors import UsageError
+from sdrseg.methods import METHODS
 from sdrseg.scenario import build_scenario, parse_spec
 from sdrseg.study import cluster as cluster_module
 from sdrseg.study import queue as queue_module
@@ -254,6 +255,26 @@ def test_a_file_with_one_experiment_is_trained_as_a_run(tmp_path, sdrseg, monkey
 
 
 # --- several workers -------------------------------------------------------------------------------------------------
+
+
+def test_a_setting_of_a_method_that_affects_nothing_is_no_other_experiment(sdrseg):
+    Path("loud.py").write_text("""
+import sdrseg
+
+@sdrseg.register_method
+class Loud(sdrseg.Method):
+    name = "loud"
+    summary = "fine-tuning"
+    settings = {"strength": sdrseg.setting(1.0, "λ"), "note": sdrseg.setting("a", "a note", affects="nothing")}
+""")
+    try:
+        for note, expected in (("a", "1 finished now"), ("a", "1 finished before"), ("b", "1 finished before")):
+            values = TINY_FILE.replace('["ft", "mib"]', '"loud.py"').replace("[1, 2]", "[1]")
+            Path("one.toml").write_text(f'{values}[loud]\nnote = "{note}"\n')
+            code, out, err = sdrseg("run", "one.toml")
+            assert code == 0 and expected in out + err
+    finally:
+        METHODS.pop("loud", None)
 
 
 def test_two_workers_share_a_queue_and_another_finishes_what_a_killed_one_left(tmp_path):

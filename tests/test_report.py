@@ -446,6 +446,18 @@ def test_hashes_and_settings_are_there(report_runs, page):
     assert {"method", "pm.weight", "sp.weight"} <= differing and "train.epochs" not in differing
 
 
+def test_a_setting_that_affects_nothing_does_not_differ(report_runs, tmp_path):
+    shutil.copytree(report_runs["ft"], tmp_path / "again")
+    file = tmp_path / "again/config.json"
+    saved = json.loads(file.read_text())
+    saved["config"]["data"]["workers"] += 1
+    file.write_text(json.dumps(saved))
+    out, _ = write_report([report_runs["ft"], tmp_path / "again"], tmp_path / "page.html", images=0)
+    page = Page(out.read_text())
+    assert not page.all("tr", **{"class": "differs"})
+    assert "data.workers" in {text_of(e) for e in page.all("code")}  # among all settings
+
+
 def test_activations_are_divided_by_the_maximum_of_their_class_in_the_image():
     features = torch.tensor([[[[1.0, 2.0, 0.0, 9.0]], [[4.0, 0.5, 0.0, 9.0]]]])  # channels 1, 2 at four cells
     labels = torch.tensor([[[0, 1, 2, 255]]], dtype=torch.uint8)

@@ -18,7 +18,8 @@ from sdrseg.datasets import open_source, read_spec, register_source
 from sdrseg.datasets.index import class_index
 from sdrseg.datasets.source import Source
 from sdrseg.errors import DataError, UsageError
-from sdrseg.methods import limits_in, method_layers
+from sdrseg.methods import METHODS, limits_in, method_layers
+from sdrseg.reporting.collect import collect, command_line
 from sdrseg.scenario import SOURCES, find_source, parse_spec
 
 from conftest import forget_own_sources, own_sources
@@ -231,7 +232,8 @@ def test_a_file_in_place_of_a_name(sdrseg):
     forget_own_sources()
     assert sdrseg("report", "run", "--out", "page.html", "--images", "0")[0] == 0
     page = Path("page.html").read_text()
-    assert "FILE.py:1-1@disjoint" in page and "--set kd.weight" not in page  # the cap of the data set, not a change
+    assert "sdrseg train run/dataset.py:1-1@disjoint" in page and "FILE.py" not in page
+    assert "--set kd.weight" not in page  # the cap of the data set, not a change
     assert Path("run/dataset.py").read_text() == Path("mine.py").read_text()
     code, out, err = sdrseg("result", "run")
     assert code == 0 and "kd.weight" not in json.loads(out)[0]["settings"], err
@@ -239,6 +241,49 @@ def test_a_file_in_place_of_a_name(sdrseg):
     assert sdrseg("figures", "steps", "run", "--dpi", "50")[0] == 0
     assert sdrseg("figures", "qualitative", "run", "--dpi", "50")[0] == 2
     assert sdrseg("figures", "qualitative", "run", "--dpi", "50", "--source", "mine.py")[0] == 0
+
+
+METHOD = """
+import sdrseg
+
+@sdrseg.register_method
+class Same(sdrseg.Method):
+    name = "same"
+    summary = "fine-tuning"
+"""
+
+
+def test_one_file_may_have_a_method_and_a_data_set(sdrseg):
+    file = Path("both.py")
+    file.write_text(FILE.format(name="own-bars") + METHOD)
+    try:
+        for run in ("first", "edited"):
+            command = ("train", "both.py:1-1@disjoint", "--method", "both.py", "--out", run, "--bases", "bases")
+            code, _, said = sdrseg(*command)
+            assert code == 0, said
+            saved = json.loads(Path(run, "config.json").read_text())
+            assert (saved["spec"], saved["method"]) == ("own-bars:1-1@disjoint", "same")
+            command = f"sdrseg train {run}/method.py:1-1@disjoint --method {run}/method.py:same "
+            assert command_line(collect([Path(run)])[0]).startswith(command)
+            file.write_text(FILE.format(name="own-bars") + METHOD + "# edited")
+    finally:
+        METHODS.pop("same", None)
+
+
+def test_a_file_may_be_the_first_to_import_the_registries(tmp_path):
+    """What is built in is not taken for something of the file."""
+    (tmp_path / "both.py").write_text(FILE.format(name="bars") + METHOD)
+    code = (
+        "import sys; from pathlib import Path; from sdrseg.own_files import run_file\n"
+        "from sdrseg.scenario import SOURCES; assert 'sdrseg.methods' not in sys.modules\n"
+        "print(run_file(Path('both.py'), SOURCES), *SOURCES)\n"
+        "Path('both.py').write_text('')\n"
+        "print(run_file(Path('both.py'), SOURCES), *SOURCES)\n"
+        "from sdrseg.methods import METHODS; print('same' in METHODS, 'mib' in METHODS)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    built_in = "voc ade20k folder shapes extended"
+    assert done.stdout.splitlines() == [f"['bars'] {built_in} bars", f"[] {built_in}", "False True"]
 
 
 def test_a_data_set_from_a_file_reaches_spawned_processes(tmp_path):

@@ -168,6 +168,14 @@ def test_an_unknown_data_set_is_named(name):
         find_source(name)
 
 
+def test_the_data_sets_that_a_message_lists_are_those_for_users():
+    with pytest.raises(UsageError, match="known are voc, ade20k, folder, shapes"):
+        find_source("qqq")
+    with pytest.raises(UsageError) as error:
+        find_source("extendet")
+    assert "extended" not in str(error.value)
+
+
 NAMES = ("background", "3", "Cat", "cat", "a,b", "x/y@z", "20", "rest of it", "1-2")
 
 

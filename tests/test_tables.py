@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdrseg.errors import UsageError
+from sdrseg.scenario import parse_spec
 from sdrseg.study.activations import with_activations
 from sdrseg.study.cell import KEYS, Cell, cell_of, read_cell, scores_of
 from sdrseg.study.compare import compare, differences, grouped
@@ -147,8 +148,6 @@ def test_a_table_has_mean_spread_difference_rank_and_what_is_missing():
 
 
 def test_an_offline_run_is_divided_into_the_classes_of_each_scenario():
-    from sdrseg.scenario import parse_spec
-
     offline = cell("offline", scenario="offline", protocol="sequential")
     found = scores_of(offline, None, parse_spec("voc:15-1@disjoint"))
     assert found["old"] == statistics.fmean(range(16)) and found["new"] == statistics.fmean(range(16, 21))
@@ -268,9 +267,12 @@ def test_the_command_compares_files(tmp_path, sdrseg):
 
 def test_uncertain_activations_are_measured_once_and_kept(trained, tmp_path):
     one = cell_of(trained)
-    experiment = SimpleNamespace(hash=one["config"], folder="run")
+    experiment = SimpleNamespace(hash=one["config"], folder="run", spec=parse_spec("shapes:8-1@disjoint"))
     (measured,), notes = with_activations([one], [experiment], tmp_path, None)
     assert measured == one and "cannot be read" in notes[0]  # there is no such run
+    assert "--data" not in notes[0]  # shapes are generated
+    photos = SimpleNamespace(hash=one["config"], folder="run", spec=parse_spec("voc:15-1@disjoint"))
+    assert "the data (--data PATH): " in with_activations([one], [photos], tmp_path, None)[1][0]
     (tmp_path / "runs").mkdir()
     shutil.copytree(trained, tmp_path / "runs/run")
     (measured,), notes = with_activations([one], [experiment], tmp_path, None)

@@ -13,7 +13,7 @@ from sdrseg.config import parse_settings
 from sdrseg.engine.bases import base_of
 from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.methods import METHODS, Method
+from sdrseg.methods import METHODS, Method, resolve_method
 from sdrseg.methods.terms import TERMS
 from sdrseg.reporting.curves import meaning
 
@@ -47,6 +47,13 @@ def test_a_registered_term_is_known_everywhere(drift):
         register_term(drift)
 
 
+def test_a_method_is_shown_with_the_settings_of_registered_terms(drift, sdrseg):
+    code, said, _ = sdrseg("methods", "ft")
+    assert code == 0 and "drift.weight" in said and "λ of the drift" in said
+    assert "Own settings" in said and "set by" not in said  # ft sets nothing, so it has no table of values
+    assert "set by" in sdrseg("methods", "mib")[1]
+
+
 OWN = """
 import sdrseg
 
@@ -64,6 +71,24 @@ class Near(sdrseg.Method):
     def weights(self):
         return super().weights() | {"near": self.own.weight}
 """
+
+
+def test_a_file_that_registers_a_term_may_be_edited(tmp_path):
+    file, summaries = tmp_path / "drift.py", []
+    try:
+        for summary in ("first", "second"):
+            term = f"sdrseg.register_term(sdrseg.Term('drift', {summary!r}, 'L_d', compute=lambda *given: None))"
+            file.write_text(f"{OWN}\n{term}")
+            assert resolve_method(str(file)) == "near"
+            summaries.append(TERMS["drift"].summary)
+        assert summaries == ["first", "second"]
+        file.write_text(f"{OWN}\n{term}\n1 / 0")
+        with pytest.raises(UsageError, match="ZeroDivisionError"):
+            resolve_method(str(file))
+        assert "drift" not in TERMS and "near" not in METHODS
+    finally:
+        TERMS.pop("drift", None)
+        METHODS.pop("near", None)
 
 
 @pytest.fixture
@@ -164,6 +189,30 @@ def test_the_weight_of_a_term_has_to_be_a_setting(weight, settings, message):
     with pytest.raises(UsageError, match=message):
         register_method(type("Near", (Method,), kind))
     assert "near" not in METHODS
+
+
+WEIGHT = {"weight": setting(1.0, "w")}
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ([Term("kd", "own distillation", "L_k")], "Near: the term 'kd' exists already"),
+        ([Term("pull", "one", "L_1"), Term("pull", "two", "L_2")], "Near: the term 'pull' exists already"),
+        ([Term("near", "nearness", "L_n", "near.weight", settings=WEIGHT)], r"both declare settings \[near\]"),
+    ],
+)
+def test_names_of_terms_are_their_own(terms, message):
+    kind = {"name": "near", "summary": "s", "settings": WEIGHT, "own_terms": tuple(terms)}
+    with pytest.raises(UsageError, match=message):
+        register_method(type("Near", (Method,), kind))
+    assert "near" not in METHODS
+
+
+def test_a_method_cannot_declare_the_settings_of_a_registered_term(drift):
+    with pytest.raises(UsageError, match=r"both declare settings \[drift\]"):
+        register_method(type("Drift", (Method,), {"name": "drift", "summary": "s", "settings": WEIGHT}))
+    assert "drift" not in METHODS
 
 
 def test_a_term_of_a_method_may_declare_settings():

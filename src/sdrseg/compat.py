@@ -1,7 +1,7 @@
 """Everything that uses private or undocumented parts of other libraries.
 
 Tested with torch 2.11 and 2.15, torchvision 0.26 and 0.29, segmentation_models_pytorch (smp) 0.6.0 and timm
-1.0.30. If another version breaks the network, start here.
+1.0.31. If another version breaks the network, start here.
 """
 
 from __future__ import annotations
@@ -83,6 +83,13 @@ def norm_parameter_gradients(
     """The gradients of its weight and bias, where `needed`; with another undocumented kernel of the same kind."""
     sums = torch.batch_norm_backward_reduce(gradient, maps, mean, inverse, weight, False, *needed)
     return sums[2], sums[3]
+
+
+def upsampling_gradient(gradient: Tensor, height: int, width: int, align_corners: bool) -> Tensor:
+    """The gradient of maps (B, C, height, width) from that of their bilinear upsampling; torch documents only autograd
+    for it, which computes the upsampling again."""
+    sizes = list(gradient.shape[-2:]), [*gradient.shape[:2], height, width]
+    return cast(Tensor, torch.ops.aten.upsample_bilinear2d_backward(gradient, *sizes, align_corners))
 
 
 def copy_to_compile(function: Any) -> FunctionType:

@@ -15,21 +15,40 @@ from sdrseg.files import atomic_writer
 OWN = "sdrseg_own_"
 """The prefix of the module names of custom files."""
 
-_LOADED: dict[tuple[Path, int], tuple[str, list[str]]] = {}  # by file and registry: its digest, what it registered
+Registry = dict[str, Any]
+
+_BUILT_IN: list[tuple[Registry, frozenset[str]]] = []  # each registry, and the names it has without custom files
+_LOADED: dict[Path, tuple[str, list[tuple[Registry, str]]]] = {}  # by file: its digest, and what it registered where
 
 
-def run_file(file: Path, known: dict[str, Any]) -> list[str]:
+def built_in(registry: Registry) -> None:
+    """Declare that a registry has its built-in entries: those that come later may be of custom files."""
+    _BUILT_IN.append((registry, frozenset(registry)))
+
+
+def run_file(file: Path, known: Registry) -> list[str]:
     """Run a file unless this process has done so; returns the names that it registers in `known`."""
     try:
         content, path = file.read_bytes(), file.resolve()
     except OSError as error:
         raise UsageError(f"{file}: cannot be read ({error.strerror}).") from error
-    digest, key = hashlib.sha256(content).hexdigest(), (path, id(known))
-    if key in _LOADED and _LOADED[key][0] == digest and all(name in known for name in _LOADED[key][1]):
-        return _LOADED[key][1]
-    for name in _LOADED.pop(key, ("", []))[1]:  # the file has changed since
-        known.pop(name, None)
-    before = set(known)
+    digest = hashlib.sha256(content).hexdigest()
+    last, names = _LOADED.get(path, ("", []))
+    if last != digest or any(name not in registry for registry, name in names):
+        _forget(names)  # the file has changed since
+        _LOADED.pop(path, None)
+        _LOADED[path] = digest, _run(file, path)
+    return [name for registry, name in _LOADED[path][1] if registry is known]
+
+
+def _run(file: Path, path: Path) -> list[tuple[Registry, str]]:
+    """Run a file and return what it registers; a file that fails registers nothing."""
+    before = {id(registry): set(registry) for registry, _ in _BUILT_IN}
+
+    def registered() -> list[tuple[Registry, str]]:
+        """What is new, also in registries that the file was the first to import."""
+        return [(r, name) for r, own in _BUILT_IN for name in r if name not in before.get(id(r), own)]
+
     module_name = f"{OWN}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
@@ -39,16 +58,18 @@ def run_file(file: Path, known: dict[str, Any]) -> list[str]:
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
-        for name in set(known) - before:
-            del known[name]
+        _forget(registered())
         if isinstance(error, UsageError):
             raise UsageError(f"{file}: {error}") from error
         if not isinstance(error, Exception):
             raise
         raise UsageError(_message(file, path, error)) from error
-    names = [name for name in known if name not in before]
-    _LOADED[key] = (digest, names)
-    return names
+    return registered()
+
+
+def _forget(names: list[tuple[Registry, str]]) -> None:
+    for registry, name in names:
+        registry.pop(name, None)
 
 
 def keep_copy(kind: type, copy: Path) -> None:
@@ -60,7 +81,7 @@ def keep_copy(kind: type, copy: Path) -> None:
         content = file.read_bytes()
     except OSError as error:
         raise UsageError(f"{file}: cannot be read ({error.strerror}).") from error
-    if hashlib.sha256(content).hexdigest() not in [d for (path, _), (d, _) in _LOADED.items() if path == file]:
+    if hashlib.sha256(content).hexdigest() != _LOADED[file][0]:
         raise UsageError(f"{file}: changed while the run was starting. Run the command again.")
     with atomic_writer(copy) as out:
         out.write(content)

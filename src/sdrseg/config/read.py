@@ -8,13 +8,13 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 from sdrseg.config.config import Config
-from sdrseg.config.setting import section, setting
+from sdrseg.config.setting import Affects, section, setting
 from sdrseg.errors import UsageError, nearest
 from sdrseg.scenario.registry import DataSetClass, find_source
 
@@ -107,13 +107,19 @@ def _of_step(key: str, value: Any, origin: str, kinds: Mapping[str, Any]) -> Any
     return _value(f"{origin}: step.{key}", value, hint, declared[field].metadata)
 
 
-def saved_config(values: Any, origin: str) -> Config:
-    """The configuration of a run, read without its method: sections of the method are accepted unchecked."""
+def saved_config(values: Any, origin: str, affect_nothing: Collection[str] = ()) -> Config:
+    """The configuration of a run, read without its method: sections of the method are accepted unchecked.
+
+    `affect_nothing`: the settings of the method that do, which the run saves beside its configuration.
+    """
     if not isinstance(values, Mapping):
         raise UsageError(f"{origin}: not the configuration of a run.")
     known = {*_BUILT_IN, "step"}
-    others = {name: keys for name, keys in values.items() if name not in known and isinstance(keys, Mapping)}
-    own = {name: section(name, {k: setting(v, "") for k, v in keys.items()}) for name, keys in others.items()}
+    own: dict[str, type] = {}
+    for name, keys in values.items():
+        if name not in known and isinstance(keys, Mapping):
+            affects: dict[str, Affects] = {k: "nothing" if f"{name}.{k}" in affect_nothing else "base" for k in keys}
+            own[name] = section(name, {k: setting(v, "", affects=affects[k]) for k, v in keys.items()})
     return config_from(values, origin, own)
 
 

@@ -15,7 +15,7 @@ from sdrseg.datasets.shapes import Shapes
 from sdrseg.datasets.source import MAX_CLASSES, Source, Split
 from sdrseg.datasets.voc import Voc
 from sdrseg.errors import DataError, UsageError
-from sdrseg.own_files import run_file
+from sdrseg.own_files import built_in, run_file
 from sdrseg.scenario import SOURCES, Spec, find_source, parse_spec
 
 S = TypeVar("S", bound=type[Source])
@@ -43,6 +43,7 @@ def register_source(source: S) -> S:
 
 for _source in (Voc, Ade20k, AnyFolder, Shapes, Extended):
     register_source(_source)
+built_in(SOURCES)
 
 
 def read_spec(text: str) -> Spec:

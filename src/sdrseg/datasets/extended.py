@@ -112,6 +112,7 @@ class Extended(Source):
     """Several data sets as one, those that are available. `Extended.open(RUN)` opens those of an extended run."""
 
     name = "extended"
+    internal = True
 
     def __init__(self, classes: Sequence[str], parts: Sequence[Part], score_background: bool = True):
         self.classes, self.parts = tuple(classes), tuple(parts)

@@ -67,6 +67,8 @@ class Source(ABC):
     (methods/presets.py)."""
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {"eval": {"transform": "full_image"}}
     """Settings that differ from those of VOC, such as {"train": {"epochs": 10}}."""
+    internal: ClassVar[bool] = False
+    """Whether only sdrseg itself opens it, so that messages do not propose it."""
     limits: ClassVar[Mapping[str, Mapping[str, float]]] = {}
     """The largest weights of a method in the default preset, by its name or "*": {"*": {"kd.weight": 5.0}}."""
 

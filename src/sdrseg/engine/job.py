@@ -223,10 +223,13 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
 
 
 def _facts(job: Job) -> dict[str, Any]:
-    """What reading the run needs of custom code: the meaning of the terms, and the declarations of the data set."""
+    """What reading the run needs of custom code: the meaning of the terms, settings of its own that affect nothing, and
+    the declarations of the data set."""
     terms = {term.name: term.summary for term in (*TERMS.values(), *job.method.own_terms)}
-    declared = declarations(job.scenario.spec.source)
-    return {"terms": terms} | ({"data_set": declared} if declared else {})
+    own = job.config.own
+    nothing = [s.key for s in job.config.settings() if s.key.partition(".")[0] in own and s.affects == "nothing"]
+    optional = {"affect_nothing": nothing, "data_set": declarations(job.scenario.spec.source)}
+    return {"terms": terms} | {key: value for key, value in optional.items() if value}
 
 
 def _digests(job: Job) -> dict[str, str]:

@@ -68,78 +68,105 @@ def read_new_data(
     if wanted is None:
         names, unused = _used(names, source, indexes)
     own = [source.classes.index(name) for name in names]
-    notes = list(source.notes)
     chosen = _protocol(parent, source, indexes, folder, protocol)
     classes = (*parent.scenario.classes, *(n for n in names if n not in parent.scenario.classes))
     if len(classes) > MAX_CLASSES:
         raise UsageError(f"{len(classes)} classes are too many: a model can have {MAX_CLASSES}, including background.")
-    new = tuple(classes.index(name) for name in names)
-    known = set(parent.classes)
-    others = [n for n in source.classes[1:] if n not in names and n not in known and _occurs(indexes, source, n)]
-    if others:
-        what = "background" if unlabelled == "background" else "ignored"
-        notes.append(f"{folder} also labels {', '.join(others)}; they are not in --classes and become {what}.")
-
-    if unused:
-        notes.append(f"{folder} also names {', '.join(unused)}, which no training image shows: left out.")
-    trained: tuple[Split, ...] = ("train",)
-    scored: tuple[Split, ...] = ("val",)
-    if not indexes["train"].ids or not indexes["train"].present[:, own].any():
-        trained = ALL_SPLITS  # there are so few images that all were held out
-        scored = ()
-    elif not indexes["val"].ids:
-        scored = ()
-    prefix = f"step{parent.step + 1}/"
-    rest = 0 if unlabelled == "background" else VOID
-    part = Part(
-        step=parent.step + 1,
-        source="folder",
-        data=str(folder.resolve()),
-        shapes={},
-        prefix=prefix,
-        names=source.classes,
-        classes=tuple(_common_id(name, names, classes, parent, chosen, rest) for name in source.classes),
-        labelled=new if chosen == "overlapped" else None,
-        train=trained,
-        val=scored,
-    )
-    parts = [part]
-    if not scored:
-        notes.append(
-            f"{folder}: no image is held out, so the new classes are scored on the training images and these scores "
-            f"are too optimistic. Add images, or a folder val."
-        )
-        parts.append(replace(part, prefix=f"{prefix}again/", train=(), val=trained))
-    trained_rows = [
-        (id, row) for split in trained for id, row in zip(indexes[split].ids, indexes[split].present, strict=True)
+    known = {*parent.classes, *names}
+    others = [n for n in source.classes[1:] if n not in known and _occurs(indexes, source, n)]
+    part = _part(parent, source, folder, names, classes, _splits(indexes, own), chosen, unlabelled)
+    parts = [part] if part.val else [part, replace(part, prefix=f"{part.prefix}again/", train=(), val=part.train)]
+    rows = [
+        (id, row) for split in part.train for id, row in zip(indexes[split].ids, indexes[split].present, strict=True)
     ]
-    images = {name: sum(bool(row[c]) for _, row in trained_rows) for name, c in zip(names, own, strict=True)}
+    images = {name: sum(bool(row[c]) for _, row in rows) for name, c in zip(names, own, strict=True)}
     if empty := [name for name, count in images.items() if count == 0]:
         raise DataError(
             f"{folder}: no training image shows {', '.join(empty)}. Leave the class out of --classes, or add images "
             f"(`sdrseg data {folder}` counts every class)."
         )
-    for name, count in images.items():
-        if count < FEW:
-            notes.append(f"{name} is in {quantity(count, 'training image')}; {FEW} or more are advisable.")
-    train_ids = sorted(prefix + id for id, row in trained_rows if negatives or row[own].any())
-    if empty_images := len(trained_rows) - len(train_ids):
-        keep = "; --negatives keeps them" if unlabelled == "background" else ""
-        are = "is" if empty_images == 1 else "are"
-        notes.append(f"{quantity(empty_images, 'image')} without a new class {are} left out{keep}")
+    train_ids = sorted(part.prefix + id for id, row in rows if negatives or row[own].any())
     val_ids = [parts[-1].prefix + id for split in parts[-1].val for id in indexes[split].ids]
-    notes += _sizes(parent, indexes, folder)
     return NewData(
         classes=classes,
-        new=new,
+        new=tuple(classes.index(name) for name in names),
         parts=tuple(parts),
         train_ids=tuple(train_ids),
         val_ids=tuple(sorted(val_ids)),
         images=images,
         protocol=chosen,
         unlabelled=unlabelled,
-        notes=tuple(notes),
+        notes=(
+            *source.notes,
+            *_class_notes(folder, others, unused, unlabelled),
+            *_image_notes(folder, bool(part.val), images, len(rows) - len(train_ids), unlabelled),
+            *_sizes(parent, indexes, folder),
+        ),
     )
+
+
+def _splits(indexes: dict[Any, ClassIndex], own: Sequence[int]) -> tuple[tuple[Split, ...], tuple[Split, ...]]:
+    """The splits for training and for scores; none is left for scores where all images have to be trained on."""
+    if not indexes["train"].ids or not indexes["train"].present[:, own].any():
+        return ALL_SPLITS, ()  # there are so few images that all were held out
+    return ("train",), (("val",) if indexes["val"].ids else ())
+
+
+def _part(
+    parent: Parent,
+    source: Source,
+    folder: Path,
+    names: Sequence[str],
+    classes: tuple[str, ...],
+    splits: tuple[tuple[Split, ...], tuple[Split, ...]],
+    protocol: Protocol,
+    unlabelled: Unlabelled,
+) -> Part:
+    """The folder as a part of the extended data. `names`: the new classes; `classes`: the common list."""
+    rest = 0 if unlabelled == "background" else VOID
+    return Part(
+        step=parent.step + 1,
+        source="folder",
+        data=str(folder.resolve()),
+        shapes={},
+        prefix=f"step{parent.step + 1}/",
+        names=source.classes,
+        classes=tuple(_common_id(name, names, classes, parent, protocol, rest) for name in source.classes),
+        labelled=tuple(classes.index(name) for name in names) if protocol == "overlapped" else None,
+        train=splits[0],
+        val=splits[1],
+    )
+
+
+def _class_notes(folder: Path, others: Sequence[str], unused: Sequence[str], unlabelled: Unlabelled) -> list[str]:
+    """Notes on classes of the folder that are not added."""
+    notes = []
+    if others:
+        what = "background" if unlabelled == "background" else "ignored"
+        notes.append(f"{folder} also labels {', '.join(others)}; they are not in --classes and become {what}.")
+    if unused:
+        notes.append(f"{folder} also names {', '.join(unused)}, which no training image shows: left out.")
+    return notes
+
+
+def _image_notes(
+    folder: Path, held_out: bool, images: dict[str, int], left_out: int, unlabelled: Unlabelled
+) -> list[str]:
+    """Notes if no image is held out, if a class has few images, and on the number of images that are left out."""
+    notes = []
+    if not held_out:
+        notes.append(
+            f"{folder}: no image is held out, so the new classes are scored on the training images and these scores "
+            f"are too optimistic. Add images, or a folder val."
+        )
+    for name, count in images.items():
+        if count < FEW:
+            notes.append(f"{name} is in {quantity(count, 'training image')}; {FEW} or more are advisable.")
+    if left_out:
+        keep = "; --negatives keeps them" if unlabelled == "background" else ""
+        are = "is" if left_out == 1 else "are"
+        notes.append(f"{quantity(left_out, 'image')} without a new class {are} left out{keep}")
+    return notes
 
 
 def read_replay(parent: Parent, folder: Path, whole: Sequence[str]) -> tuple[Part, tuple[str, ...]]:

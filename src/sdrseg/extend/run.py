@@ -77,17 +77,7 @@ def extend(
     """
     folder, out, limits = Path(data), Path(out), Limits(max_forgetting, min_new_iou)
     parent = read_parent(Path(model), step, None if old_data is None else Path(old_data))
-    if out.resolve() == parent.folder.path.resolve() or parent.folder.path.resolve() in out.resolve().parents:
-        raise UsageError(f"--out {out}: the extended run must not be changed. Choose another folder.")
-    if unlabelled not in ("background", "ignore"):
-        raise UsageError(f"--unlabelled {unlabelled}: use background or ignore.")
-    if negatives and unlabelled == "ignore":
-        raise UsageError(
-            "--negatives with --unlabelled ignore: images without a new class have no labelled pixel to learn from. "
-            "Leave one of them out."
-        )
-    if protocol not in (None, "overlapped", "sequential"):
-        raise UsageError(f"--protocol {protocol}: use overlapped or sequential.")
+    _require_options(parent, out, unlabelled, negatives, protocol)
     classes = [classes] if isinstance(classes, str) else classes
     new = read_new_data(parent, folder, classes, unlabelled=unlabelled, negatives=negatives, protocol=protocol)
     more = None if replay is None else read_replay(parent, Path(replay), new.classes)
@@ -99,28 +89,14 @@ def extend(
     name = choose_method(parent, method, "memory" in known or views is not None)
     configured = partial(make_config, parent, name, len(new.train_ids), new.held_out > 0, replayed=plan.replayed)
     config = configured(None if config_file is None else Path(config_file), settings)
-    require_trackers(config.run.loggers)
-    require_class_weights(config, plan.scenario.classes)
-    config.require_steps(len(plan.scenario))
-    only = replace(plan.scenario, steps=(plan.step,))
-    only.require_images([config.of_step(plan.step.number).train.batch_size])
-    job = make_job(find_method(name), config, plan.source, plan.indexes, plan.scenario, out, None, display)
-    job.replays, job.data, job.earlier_digests = more is not None, folder, parent.digests
-    job.removed = removed_classes(parent.scenario[-1], parent.meta)
-    job.silenced = tuple(added_again(parent, new.names))
+    job = _make_job(plan, name, config, out, display)
+    job.replays, job.data, job.silenced = more is not None, folder, tuple(added_again(parent, new.names))
     usual = configured(None, None)
-    notes = [*new.notes, *_old_data_notes(parent, more), *without_effect(job, usual)]
     needs = not needed(job.method(config.of_step(plan.step.number), job.processes)) <= known
-    if needs and views is None:
-        notes.append(
-            f"the model has no memory of the old classes for {name}, and their images are not available, so {name} "
-            f"works without one. To make one, add --images FOLDER with images of old classes, labelled or not."
-        )
-    if unlabelled == "ignore":
-        notes += _ignored_notes(job, plan)
-    done = job.folder.has_model(plan.step.number)
-    before = None if done else forecast(job, plan)
-    result: dict[str, Any] = {}
+    notes = [*new.notes, *_old_data_notes(parent, more), *without_effect(job, usual)]
+    notes += _memory_notes(name) if needs and views is None else []
+    notes += _ignored_notes(job, plan) if unlabelled == "ignore" else []
+    before = None if job.folder.has_model(plan.step.number) else forecast(job, plan)
     options = {
         "data": data,
         "classes": ",".join(plan.scenario.classes[c] for c in plan.step.new),
@@ -133,6 +109,7 @@ def extend(
         "old-data": old_data,
     }
     command = ["sdrseg", "extend", str(model), *_option_args(options, config, usual), *["--negatives"] * negatives]
+    result: dict[str, Any] = {}
 
     def begin() -> None:
         _begin(job, plan, views if needs else None)
@@ -144,12 +121,47 @@ def extend(
             result.update(job.fabric.broadcast(found))
 
     printed = [*notes, *(before.sentences() if before is not None else [])]
-    identity: dict[str, Any] = {"spec": str(plan.scenario.spec), "method": name, "preset": "default", "recipe": RECIPE}
+    summary = carry_out(job, _identity(job, plan), notes=printed, prepare=begin, after_step=after_step)
+    return Extension(out, plan.step.number, name, tuple(notes), result.get("forecast"), result, summary)
+
+
+def _require_options(
+    parent: Parent, out: Path, unlabelled: Unlabelled, negatives: bool, protocol: Protocol | None
+) -> None:
+    """Raise an error if options are not possible, or not together."""
+    if out.resolve() == parent.folder.path.resolve() or parent.folder.path.resolve() in out.resolve().parents:
+        raise UsageError(f"--out {out}: the extended run must not be changed. Choose another folder.")
+    if unlabelled not in ("background", "ignore"):
+        raise UsageError(f"--unlabelled {unlabelled}: use background or ignore.")
+    if negatives and unlabelled == "ignore":
+        raise UsageError(
+            "--negatives with --unlabelled ignore: images without a new class have no labelled pixel to learn from. "
+            "Leave one of them out."
+        )
+    if protocol not in (None, "overlapped", "sequential"):
+        raise UsageError(f"--protocol {protocol}: use overlapped or sequential.")
+
+
+def _make_job(plan: Plan, name: str, config: Config, out: Path, display: Any) -> Job:
+    """The job of the new step; raises an error if the configuration does not fit it."""
+    require_trackers(config.run.loggers)
+    require_class_weights(config, plan.scenario.classes)
+    config.require_steps(len(plan.scenario))
+    only = replace(plan.scenario, steps=(plan.step,))
+    only.require_images([config.of_step(plan.step.number).train.batch_size])
+    job = make_job(find_method(name), config, plan.source, plan.indexes, plan.scenario, out, None, display)
+    job.earlier_digests = plan.parent.digests
+    job.removed = removed_classes(plan.parent.scenario[-1], plan.parent.meta)
+    return job
+
+
+def _identity(job: Job, plan: Plan) -> dict[str, Any]:
+    spec, parent = str(plan.scenario.spec), plan.parent
+    identity: dict[str, Any] = {"spec": spec, "method": job.method.name, "preset": "default", "recipe": RECIPE}
     identity["extends"] = {"model": parent.sha256, "step": parent.step}
     if code := file_digest(job.method):
         identity["method_code"] = code
-    summary = carry_out(job, identity, notes=printed, prepare=begin, after_step=after_step)
-    return Extension(out, plan.step.number, name, tuple(notes), result.get("forecast"), result, summary)
+    return identity
 
 
 def _option_args(options: Mapping[str, Any], config: Config, usual: Config) -> list[str]:
@@ -175,6 +187,13 @@ def _old_data_notes(parent: Parent, replay: tuple[Part, Sequence[str]] | None) -
     elif not parent.test_ids:
         notes.append("without old test images, forgetting cannot be measured.")
     return notes
+
+
+def _memory_notes(method: str) -> list[str]:
+    return [
+        f"the model has no memory of the old classes for {method}, and their images are not available, so {method} "
+        f"works without one. To make one, add --images FOLDER with images of old classes, labelled or not."
+    ]
 
 
 def _ignored_notes(job: Job, plan: Plan) -> list[str]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sdrseg.compat import upsampling_gradient
 from sdrseg.kernels import enabled, on_gpu, runs
 from sdrseg.kernels.plain import at_least_float32
 
@@ -75,10 +76,8 @@ def upsampled_backward(gradient: Tensor, height: int, width: int, align_corners:
         from sdrseg.kernels.triton_upsampling import launch
 
         return launch(gradient, (height, width), align_corners, dtype, backward=True)
-    result = torch.ops.aten.upsample_bilinear2d_backward(
-        at_least_float32(gradient), list(gradient.shape[-2:]), [*gradient.shape[:2], height, width], align_corners
-    )
-    return cast(Tensor, result).to(dtype).contiguous(memory_format=torch.channels_last)
+    result = upsampling_gradient(at_least_float32(gradient), height, width, align_corners)
+    return result.to(dtype).contiguous(memory_format=torch.channels_last)
 
 
 @upsampled.register_fake

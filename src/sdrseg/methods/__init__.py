@@ -24,6 +24,7 @@ from sdrseg.methods.presets import OWN_DATA, PRESETS
 from sdrseg.methods.sdr import SDR, SDRMiB
 from sdrseg.methods.studies import STUDIES
 from sdrseg.methods.terms import TERMS, require_sound, sections_of
+from sdrseg.own_files import built_in
 from sdrseg.scenario.registry import DataSetClass, known_source
 
 __all__ = [
@@ -73,9 +74,22 @@ def register_method(method: M) -> M:
     own = sections_of(TERMS.values()) | method.own_sections()
     for term in method.own_terms:
         require_sound(term, own)
+    _require_distinct(method)
     METHODS[method.name] = method
     source_digest(method)
     return method
+
+
+def _require_distinct(method: type[Method]) -> None:
+    """Raise an error if a name of the method's terms is taken: two terms, or two sections, would become one."""
+    names, section = [term.name for term in method.own_terms], method.section or method.name
+    if taken := [name for name in names if name in TERMS or names.count(name) > 1]:
+        raise UsageError(f"{method.__qualname__}: the term {taken[0]!r} exists already. Choose another name.")
+    if method.settings and section in sections_of([*TERMS.values(), *method.own_terms]):
+        raise UsageError(
+            f"{method.__qualname__}: the term {section!r} and the method both declare settings [{section}]. Choose "
+            f"another name for the term, or declare its settings in those of the method."
+        )
 
 
 _ALL: tuple[type[Method], ...] = (
@@ -97,6 +111,7 @@ _ALL: tuple[type[Method], ...] = (
 _ALL += STUDIES
 for _method in _ALL:
     register_method(_method)
+built_in(METHODS)
 
 
 def resolve_method(text: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -29,12 +28,22 @@ if TYPE_CHECKING:
 
 When = Literal["before", "after"]
 
+OF_PYTHON = ("__dict__", "__weakref__", "__annotate__", "__annotate_func__")
+"""Descriptors and functions that Python adds to a class without code."""
+
 
 def adds_code(method: type, *to: type) -> bool:
-    """Whether a class defines functions, properties or terms besides those of the classes `to` and their bases."""
+    """Whether a class defines code or terms besides those of the classes `to` and their bases.
+
+    Code is anything that can be called or computes an attribute, except classes (`settings`, `trains_step0_like`) and
+    what Python itself adds to a class.
+    """
     known = {base for one in to for base in one.__mro__}
     added = [member for kind in method.__mro__ if kind not in known for member in vars(kind).items()]
-    return any(isinstance(value, FunctionType | property) or (name == "own_terms" and value) for name, value in added)
+    if any(name == "own_terms" and value for name, value in added):
+        return True
+    code = [value for name, value in added if name not in OF_PYTHON and not isinstance(value, type)]
+    return any(callable(value) or hasattr(value, "__get__") for value in code)
 
 
 class From(NamedTuple):

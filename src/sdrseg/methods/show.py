@@ -54,7 +54,7 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     own_values = {
         s.key: {"value": s.value, "help": s.declared.metadata["help"]}
         for s in built.config.settings()
-        if s.key.split(".")[0] in method.own_sections()
+        if s.key.partition(".")[0] in built.config.own
     }
     if json:
         switches = {key: {"value": v.value, "source": v.source, "set_by": by} for by, key, v in values}
@@ -82,8 +82,9 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     if own_values:
         rows = [[key, _short(value["value"]), value["help"]] for key, value in own_values.items()]
         print_table("Own settings", ["setting", "value", "meaning"], rows)
-    rows = [[key, _short(v.value), v.source, by] for by, key, v in values]
-    print_table("Settings", ["setting", "value", "source", "set by"], rows)
+    if values:
+        rows = [[key, _short(v.value), v.source, by] for by, key, v in values]
+        print_table("Settings", ["setting", "value", "source", "set by"], rows)
 
 
 def _short(value: Any) -> Any:

@@ -17,6 +17,7 @@ from sdrseg.config.setting import section
 from sdrseg.errors import UsageError, nearest
 from sdrseg.losses.distillation import encoder_distillation_sums
 from sdrseg.losses.pixels import to_grid
+from sdrseg.own_files import built_in
 
 if TYPE_CHECKING:
     from sdrseg.datasets.batches import Batch
@@ -117,3 +118,4 @@ for _term in (
     Term("sp", "sparsity", lambda c: f"L_sp[{c.sp.variant}]", "sp.weight", in_step0=_latent_step0),
 ):
     register_term(_term)
+built_in(TERMS)

@@ -9,6 +9,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from filecmp import cmp
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,7 +149,7 @@ def _labels(paths: Sequence[Path], methods: Sequence[str]) -> list[str]:
 
 
 def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
-    config = saved_config(identity["config"], str(folder.path / "config.json"))
+    config = saved_config(identity["config"], str(folder.path / "config.json"), identity.get("affect_nothing", ()))
     scenario = folder.read_json("scenario.json")
     scores, metas = [], []
     for number in range(len(scenario["steps"])):
@@ -199,10 +200,11 @@ def command_line(run: RunRecord) -> str:
     if spec.source == Extended.name:
         return _extend_command(run)
     method, preset = run.identity["method"], run.identity["preset"]
-    args = ["sdrseg", "train", str(spec), "--method", method]
+    of_method, of_data = _custom_files(run)
+    args = ["sdrseg", "train", str(spec), "--method", f"{of_method}:{method}" if of_method else method]
     args += ["--preset", preset] if preset != "default" else []
-    if spec.source not in SOURCES:
-        args[2] = f"FILE.py{str(spec).removeprefix(spec.source)}"
+    if of_data:
+        args[2] = f"{of_data}{str(spec).removeprefix(spec.source)}"
     try:
         source = saved_source(spec.source, run.identity["data_set"])
         args += ["--data", "PATH"] if source.needs_folder else []
@@ -211,11 +213,22 @@ def command_line(run: RunRecord) -> str:
         usual = {s.key: s.value for s in config.settings()}
     except SdrsegError:  # a custom method that is not known here: write every setting
         usual = {}
-        args[4] = method if method in METHODS else f"FILE.py:{method}"
     for key, _, value in run.config.settings():
         if key not in usual or usual[key] != value:
             args += ["--set", write_setting(key, value)]
     return shlex.join([*args, "--out", "RUN"])
+
+
+def _custom_files(run: RunRecord) -> list[str]:
+    """The files of the method and the data set, "" for built-in ones: their copies in the run, or FILE.py without one.
+
+    A file that has both is named once, because its copies would register the same names twice.
+    """
+    copies = [run.path / name for name in ("method.py", "dataset.py")]
+    known = [run.identity["method"] in METHODS, parse_spec(run.identity["spec"]).source in SOURCES]
+    if all(copy.exists() for copy in copies) and cmp(copies[0], copies[1], shallow=False):
+        copies[1] = copies[0]
+    return [str(c) if c.exists() else "" if k else "FILE.py" for c, k in zip(copies, known, strict=True)]
 
 
 def _extend_command(run: RunRecord) -> str:

@@ -129,14 +129,13 @@ def _steps(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def _settings(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Every setting of every run, and whether it differs."""
+    """Every setting of every run, and whether it differs; one that affects nothing counts as the same."""
     rows: list[tuple[str, list[Any]]] = [
         (key, [run.identity[key] for run in runs]) for key in ("method", "preset", "sdrseg")
     ]
     chosen = [{s.key: s.value for s in run.config.settings()} for run in runs]
+    nothing = {s.key for run in runs for s in run.config.settings() if s.affects == "nothing"}
     keys = dict.fromkeys(key for values in chosen for key in values)  # a method may have settings of its own
     rows += [(key, [values.get(key, "") for values in chosen]) for key in keys]
-    return [
-        {"key": key, "values": [str(v) for v in values], "differs": len({str(v) for v in values}) > 1}
-        for key, values in rows
-    ]
+    shown = [(key, list(map(str, values))) for key, values in rows]
+    return [{"key": k, "values": v, "differs": k not in nothing and len(set(v)) > 1} for k, v in shown]

@@ -15,6 +15,7 @@ class DataSetClass(Protocol):
     name: str
     needs_folder: ClassVar[bool]
     own_data: ClassVar[bool]
+    internal: ClassVar[bool]
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]]
     limits: ClassVar[Mapping[str, Mapping[str, float]]]
 
@@ -44,8 +45,9 @@ def find_source(name: str | type[DataSetClass]) -> type[DataSetClass]:
     if not isinstance(name, str):
         return name
     if (source := known_source(name)) is None:
+        possible = [name for name, source in SOURCES.items() if not source.internal]
         raise UsageError(
-            f"unknown data set {name!r}{nearest(name, list(SOURCES))} For a custom data set, write FILE.py instead of "
+            f"unknown data set {name!r}{nearest(name, possible)} For a custom data set, write FILE.py instead of "
             f"the name, or add --source FILE.py to a command that reads a run."
         )
     return source

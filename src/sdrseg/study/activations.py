@@ -14,6 +14,7 @@ from sdrseg.files import write_json
 from sdrseg.reporting.collect import collect
 from sdrseg.reporting.latent import BINS, normalised_counts, share_uncertain
 from sdrseg.reporting.pictures import apply_models, choose, load_images, open_data
+from sdrseg.scenario import find_source
 from sdrseg.study.cell import Cell
 from sdrseg.study.grid import Experiment
 
@@ -47,7 +48,8 @@ def with_activations(
             try:
                 write_json(file, measure_run(out / "runs" / experiment.folder, data))
             except SdrsegError as error:
-                reasons[f"Not measured, since it needs the models and the data (--data PATH): {error}"] = None
+                option = " (--data PATH)" if find_source(experiment.spec.source).needs_folder else ""
+                reasons[f"Not measured, since it needs the models and the data{option}: {error}"] = None
                 continue
         known[experiment.hash] = float(json.loads(file.read_text())["uncertain"])
     measured = [cell | {"uncertain": known[cell["config"]]} if cell["config"] in known else cell for cell in cells]

@@ -38,7 +38,7 @@ def cell_of(run: Path) -> Cell:
     saved = folder.read_json("config.json")
     if not (run / "summary.json").exists():
         raise SdrsegError(f"{run}: not finished yet. Run its command again to finish it first.")
-    config = saved_config(saved["config"], str(run / "config.json"))
+    config = saved_config(saved["config"], str(run / "config.json"), saved.get("affect_nothing", ()))
     spec, done = parse_spec(saved["spec"]), folder.read_json("summary.json")
     last = int(done["steps"]) - 1
     scores = [StepScore.from_dict(folder.read_json(f"steps/{k}/metrics.json")) for k in range(last + 1)]
