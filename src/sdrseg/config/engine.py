@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from sdrseg.config.setting import setting
+
+descent = partial(setting, iterating=True)
 
 
 @dataclass(frozen=True)
 class Optim:
     """The optimiser and its schedule, restarted in every step."""
 
-    optimiser: Literal["sgd", "adamw"] = setting("sgd", "sgd, or adamw (which needs other learning rates)")
-    lr: float = setting(1e-3, "learning rate of step 0", 0)
-    lr_later: float = setting(1e-4, "learning rate of the later steps", 0, affects="later")
-    decoder_lr_factor: float = setting(10.0, "learning-rate multiplier of decoder and classifier in step 0", 0)
-    decoder_lr_factor_later: float = setting(10.0, "the same in later steps", 0, affects="later")
-    encoder_lr_factor: float = setting(1.0, "learning-rate multiplier of the encoder in step 0; 0: it is frozen", 0)
-    encoder_lr_factor_later: float = setting(1.0, "the same in later steps", 0, affects="later")
-    momentum: float = setting(0.9, "momentum of SGD; 0: none", 0, 1)
-    nesterov: bool = setting(True, "use Nesterov momentum")
-    betas: tuple[float, float] = setting((0.9, 0.999), "betas of AdamW", 0, 0.999999)
-    weight_decay: float = setting(1e-4, "weight decay of every parameter", 0)
-    schedule: Literal["poly", "cosine", "constant"] = setting(
+    optimiser: Literal["sgd", "adamw"] = descent("sgd", "sgd, or adamw (which needs other learning rates)")
+    lr: float = descent(1e-3, "learning rate of step 0", 0)
+    lr_later: float = descent(1e-4, "learning rate of the later steps", 0, affects="later")
+    decoder_lr_factor: float = descent(10.0, "learning-rate multiplier of decoder and classifier in step 0", 0)
+    decoder_lr_factor_later: float = descent(10.0, "the same in later steps", 0, affects="later")
+    encoder_lr_factor: float = descent(1.0, "learning-rate multiplier of the encoder in step 0; 0: it is frozen", 0)
+    encoder_lr_factor_later: float = descent(1.0, "the same in later steps", 0, affects="later")
+    momentum: float = descent(0.9, "momentum of SGD; 0: none", 0, 1)
+    nesterov: bool = descent(True, "use Nesterov momentum")
+    betas: tuple[float, float] = descent((0.9, 0.999), "betas of AdamW", 0, 0.999999)
+    weight_decay: float = descent(1e-4, "weight decay of every parameter", 0)
+    schedule: Literal["poly", "cosine", "constant"] = descent(
         "poly", "how the learning rate falls over the iterations of a step"
     )
-    power: float = setting(0.9, "poly: the learning rate falls as (1 − iteration / iterations)^power", 0)
-    warmup: int = setting(0, "iterations over which the learning rate rises linearly at the beginning of a step", 0)
-    lr_rule: Literal["fixed", "linear"] = setting(
+    power: float = descent(0.9, "poly: the learning rate falls as (1 − iteration / iterations)^power", 0)
+    warmup: int = descent(0, "iterations over which the learning rate rises linearly at the beginning of a step", 0)
+    lr_rule: Literal["fixed", "linear"] = descent(
         "fixed", "linear: scale the learning rates by train.batch_size / reference_batch"
     )
-    reference_batch: int = setting(8, "batch size for which the learning rates are given, for lr_rule = linear", 1)
-    clip: float = setting(0.0, "maximum norm of the gradient; 0: no clipping", 0)
-    clip_later: float = setting(-1.0, "the same in later steps; -1: as optim.clip", -1, affects="later", same=-1.0)
+    reference_batch: int = descent(8, "batch size for which the learning rates are given, for lr_rule = linear", 1)
+    clip: float = descent(0.0, "maximum norm of the gradient; 0: no clipping", 0)
+    clip_later: float = descent(-1.0, "the same in later steps; -1: as optim.clip", -1, affects="later", same=-1.0)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sdrseg.config.config import Config
-from sdrseg.config.setting import Affects, section, setting
+from sdrseg.config.setting import Affects, may_differ_by_step, section, setting
 from sdrseg.errors import UsageError, nearest
 from sdrseg.scenario.registry import DataSetClass, find_source
 
@@ -94,12 +94,7 @@ def _of_step(key: str, value: Any, origin: str, kinds: Mapping[str, Any]) -> Any
             f"{origin}: step.{key}: write step.NUMBER.SECTION.KEY with a step from 1, such as step.2.kd.weight."
         )
     declared = {f.name: f for f in fields(kinds[section])} if section in kinds else {}
-    possible = [
-        f"{name}.{f.name}"
-        for name, kind in kinds.items()
-        for f in fields(kind)
-        if not f.name.endswith("_later") and (name == "optim" or f.metadata["affects"] in ("losses", "teacher"))
-    ]
+    possible = [f"{name}.{f.name}" for name, kind in kinds.items() for f in fields(kind) if may_differ_by_step(f)]
     if name not in possible:
         what = "is not a setting of single steps" if field in declared else "is unknown"
         raise UsageError(f"{origin}: step.{key}: {name} {what}{nearest(name, possible)}")

@@ -35,6 +35,11 @@ class Setting(NamedTuple):
         return chosen
 
     @property
+    def iterating(self) -> bool:
+        """Whether it is used in the iterations of a step only."""
+        return bool(self.declared.metadata["iterating"])
+
+    @property
     def same(self) -> Any:
         """Of an X_later: the value that means "as X"."""
         return self.declared.metadata["same"]
@@ -58,12 +63,13 @@ def setting(
     affects: Affects = "base",
     same: Any = None,
     increasing: bool = False,
+    iterating: bool = False,
     keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """Declare a configuration value with its meaning, its bounds and what it affects.
 
     `same`, for an X_later: the value that means "as X". `increasing`, for a range: the smaller value comes first.
-    `keywords`: names for special values, such as "auto".
+    `iterating`: it is used in the iterations of a step only. `keywords`: names for special values, such as "auto".
     """
     facts = {
         "help": help,
@@ -72,9 +78,17 @@ def setting(
         "affects": affects,
         "same": same,
         "increasing": increasing,
+        "iterating": iterating,
         "keywords": keywords,
     }
     return field(default=default, metadata=facts)
+
+
+def may_differ_by_step(declared: Field[Any]) -> bool:
+    """Whether step.N.X may replace this setting X in step N."""
+    facts = declared.metadata
+    chosen = facts["iterating"] or facts["affects"] in ("losses", "teacher")
+    return not declared.name.endswith("_later") and bool(chosen)
 
 
 def section(name: str, settings: Mapping[str, Any]) -> type:

@@ -113,18 +113,18 @@ def without_effect(job: Job, usual: Config) -> list[str]:
     extended = isinstance(job.source, Extended)  # step 0 is finished
     if last == 0 or any(job.iterates(number) for number in ([last] if extended else range(1, last + 1))):
         return []
-    affects = {s.key: s.affects for s in config.settings()}
+    known = {s.key: s for s in config.settings()}
 
     def trains(key: str) -> bool:
         """Whether a setting is used only in the iterations of later steps."""
         of_step = re.fullmatch(r"step\.\d+\.(.+)", key)
         key = of_step[1] if of_step else key
-        section = key.partition(".")[0]
-        later_only = (of_step or extended) and (section == "optim" or f"{key}_later" in affects)
-        return section not in config.own and (bool(later_only) or affects[key] in ("later", "teacher"))
+        later_only = (of_step or extended) and (known[key].iterating or f"{key}_later" in known)
+        own = key.partition(".")[0] in config.own
+        return not own and (bool(later_only) or known[key].affects in ("later", "teacher"))
 
-    known = {s.key: s.value for s in usual.settings()}
-    names = [s.key for s in config.settings() if s.value != known.get(s.key) and trains(s.key)]
+    before = {s.key: s.value for s in usual.settings()}
+    names = [s.key for s in config.settings() if s.value != before.get(s.key) and trains(s.key)]
     return [f"where only rows are fitted, these settings do not change the result: {', '.join(names)}"] if names else []
 
 
