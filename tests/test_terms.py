@@ -215,6 +215,18 @@ def test_a_method_cannot_declare_the_settings_of_a_registered_term(drift):
     assert "drift" not in METHODS
 
 
+def test_a_term_registered_after_a_method_cannot_take_the_name_of_one_of_its_terms():
+    own = (Term("late", "own", "L_o"),)
+    register_method(type("Near", (Method,), {"name": "near", "summary": "s", "own_terms": own}))
+    try:
+        register_term(Term("late", "of all", "L_a"))
+        with pytest.raises(UsageError, match="Near: the term 'late' exists already"):
+            make_config("near", "default")
+    finally:
+        del METHODS["near"]
+        TERMS.pop("late", None)
+
+
 def test_a_term_of_a_method_may_declare_settings():
     own = (Term("pull", "pull", "L_p", "pull.weight", settings={"weight": setting(3.0, "w")}),)
     kind = register_method(type("Near", (Method,), {"name": "near", "summary": "s", "own_terms": own}))

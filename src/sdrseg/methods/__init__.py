@@ -134,7 +134,9 @@ def list_methods(pattern: str = "*") -> list[type[Method]]:
 
 def own_sections(name: str) -> dict[str, type]:
     """The sections of the configuration that a method and the terms declare, for `load_config`."""
-    return sections_of(TERMS.values()) | find_method(name).own_sections()
+    method = find_method(name)
+    _require_distinct(method)  # a term may have been registered after the method
+    return sections_of(TERMS.values()) | method.own_sections()
 
 
 LIMITED = "limits of the data set"
