@@ -20,7 +20,7 @@ from sdrseg.study import cluster as cluster_module
 from sdrseg.study import queue as queue_module
 from sdrseg.study.cell import KEYS, read_cells
 from sdrseg.study.cluster import Machines, gather, make_workers, submit
-from sdrseg.study.estimate import known_sizes, plan, work_of
+from sdrseg.study.estimate import by_base, known_sizes, plan, work_of
 from sdrseg.study.grid import make_study, read_study
 from sdrseg.study.queue import Outcome, run_queue
 
@@ -141,12 +141,22 @@ def test_the_plan_counts_iterations_and_shares_step_0():
     values = {"spec": ["voc:15-1@disjoint", "voc:15-5@sequential"], "method": ["ft", "sdr", "ewc"]}
     made = make_study({**values, "train": {"epochs": 30, "batch_size": 8}}, "f", Path(), "n")
     whole = work_of(made.experiments[0], None)
-    assert whole.iterations == (31620, 1410, 1110, 1560, 1860, 2040)  # METHODS.md 1.6
+    assert whole.iterations == (31620, 1410, 1110, 1560, 1860, 2040)  # 8437 // 8 * 30, 378 // 8 * 30, …
     rows = plan(made.experiments, None)
     later = sum(whole.iterations[1:])
     assert [row["iterations"] for row in rows[:3]] == [31620 + later, later, 31620 + later]  # EWC has its own
     assert [row["iterations"] for row in rows[3:]] == [8040] * 3
     assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_experiments_that_share_step_0_follow_each_other():
+    specs = ["voc:19-1@sequential", "voc:19-1@disjoint", "voc:19-1@overlapped", "voc:15-1@disjoint"]
+    made = make_study({"spec": specs, "method": ["ft", "ewc", "sdr"]}, "f", Path(), "n").experiments
+    ordered = [(str(e.spec), e.method) for e in by_base(made)]
+    shared, own = ["ft", "sdr"], ["ewc"]  # EWC trains a step 0 of its own; sequential and disjoint share one
+    groups = [(specs[:2], shared), (specs[:2], own), *((s, m) for s in (specs[2:3], specs[3:]) for m in (shared, own))]
+    assert ordered == [(spec, method) for some, methods in groups for spec in some for method in methods]
+    assert ordered != [(str(e.spec), e.method) for e in made]  # the order of the file
 
 
 def test_the_plan_of_laps_has_no_iteration_where_rows_are_fitted():

@@ -13,7 +13,7 @@ from sdrseg.files import atomic_writer
 from sdrseg.study.cell import read_cells
 from sdrseg.study.cluster import Machines, gather, make_workers, submit
 from sdrseg.study.compare import compare
-from sdrseg.study.estimate import plan
+from sdrseg.study.estimate import by_base, plan
 from sdrseg.study.grid import Study, read_study
 from sdrseg.study.paper import experiments_of, paper_table, study_of
 from sdrseg.study.queue import finished_cells, require_data, run_queue
@@ -58,7 +58,7 @@ def run_study(study: Study, options: Options, read: Callable[..., Study], argume
         folders = tuple(e.folder for e in chosen)
         worker = {"read": read, "arguments": arguments, "out": out, "chosen": folders, "options": queue}
         return start_workers(options.machines, out, worker, options.json)
-    outcome = run_queue(chosen, out, **queue)
+    outcome = run_queue(by_base(chosen), out, **queue)  # several workers had better begin with different bases
     if Processes().rank == 0:
         if options.json:
             print_json({"out": str(out), **vars(outcome)})

@@ -116,6 +116,15 @@ def _base(experiment: Experiment) -> str:
     return json.dumps([spec.source, first, spec.seed, protocol, method.name, matters])
 
 
+def by_base(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """The same experiments, but those that share a model of step 0 one after the other: a queue that is stopped early
+    has then trained no more of these models than it used."""
+    groups: dict[str, list[Experiment]] = {}
+    for experiment in experiments:
+        groups.setdefault(_base(experiment), []).append(experiment)
+    return [experiment for group in groups.values() for experiment in group]
+
+
 def seconds_of(experiment: Experiment, work: Work, finished: Sequence[Cell] = ()) -> float:
     """The estimated time: at the speed of finished cells with this network, otherwise at the reference speed."""
     net, crop = experiment.config.net, experiment.config.data.crop
