@@ -40,7 +40,7 @@ def drawing(segmentation: Any, size: tuple[int, int]) -> tuple[float, Any]:
     if not isinstance(segmentation, list) or not segmentation:
         raise BrokenError("no segmentation (polygons or run lengths)")
     polygons = [_corners(polygon) for polygon in segmentation]
-    if all((x.max() <= 0) | (y.max() <= 0) | (x.min() >= width) | (y.min() >= height) for x, y in polygons):
+    if all(any(map(np.all, (x <= 0, y <= 0, x >= width, y >= height))) for x, y in polygons):
         raise BrokenError(f"all polygons are outside the image of {height} x {width}")
     return sum(abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1))) / 2 for x, y in polygons), segmentation
 
