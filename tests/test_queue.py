@@ -80,6 +80,7 @@ def test_lists_make_a_grid_and_pairs_stay_one_value():
         ({"train": {"epochs": [3, "x"]}}, "is not a whole number"),
         ({"seed": -1}, "must be at least 0"),
         ({"grid": {"method": "ft"}}, r"\[\[grid\]\]"),
+        ({"seed": [1, 2], "train": {"seed": 3}}, r"train.seed = 3, but its seed is 1. Leave train.seed out"),
         ({"grid": [{"data": "x"}]}, "applies to the whole file"),
         ({"spec": "shapes:99-1@disjoint2"}, "unknown protocol"),
         ({"method": 3}, "is not a string"),

@@ -83,6 +83,8 @@ def test_the_plan_of_a_table_is_printed_without_data(sdrseg):
     assert {c["method"] for c in cells if c["iterations"] == 0} == {"laps"}  # it fits rows, from a shared step 0
     assert len({c["name"] for c in cells}) == len(cells)
     assert sdrseg("tables", "vok")[0] == 2
+    code, _, error = sdrseg("tables", "voc", "--dry-run", "--set", "train.seed=1")
+    assert code == 2 and "by --seeds for a table" in " ".join(error.split())
 
 
 @pytest.mark.parametrize("name", list(paper_tables()))

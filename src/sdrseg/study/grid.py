@@ -190,6 +190,11 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
             raise UsageError(f"{origin}: {key} = {point[key]!r} is not a string.")
     settings = {key: value for key, value in point.items() if "." in key}
     if "seed" in point:
+        if "train.seed" in settings:
+            raise UsageError(
+                f"{origin}: train.seed = {settings['train.seed']}, but its seed is {point['seed']}. Leave train.seed "
+                f"out; seeds are named by `seed` in a file, and by --seeds for a table."
+            )
         settings["train.seed"] = point["seed"]
     weights = settings.get("net.weights")
     if isinstance(weights, str) and (folder / weights).is_file():
