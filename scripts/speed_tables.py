@@ -182,8 +182,8 @@ ALONE = {
 }
 """Kernels by the name that switches them off, and what `benchmarks/kernels.py` calls one call of them."""
 
-UNUSED = {("compile", "sdr", "rows"), *(("compile", m, "norm") for m in ("ft", "sdr"))}
-UNUSED |= {(speed, "ft", "rows") for speed in ("graph", "compile")}  # fine-tuning has no terms on the features
+UNUSED = {("compile", method, kernel) for method in ("ft", "sdr") for kernel in ("rows", "norm")}
+UNUSED |= {("graph", "ft", "rows")}  # fine-tuning has no terms on the features
 
 
 def _gains() -> str:

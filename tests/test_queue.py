@@ -171,6 +171,8 @@ def test_the_plan_of_laps_has_no_iteration_where_rows_are_fitted():
     once = sum(later)  # one pass over the images of later steps
     assert [row["images"] for row in rows] == [8 * base + once, once, 8 * trained, 8 * (base + trained), once]
     assert rows[1]["seconds"] < rows[2]["seconds"]
+    (viewed,) = plan(make_study({**values, "method": "laps", "laps": {"views": 4}}, "f", Path(), "n").experiments, None)
+    assert viewed["images"] == 8 * base + 4 * once and viewed["iterations"] == base
 
 
 # --- the queue -------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ SCORED = 400.0
 class Work:
     """The work of an experiment by step: training images, counted in every epoch; iterations; test images.
 
-    A step that is not trained by gradient descent has no iteration and one pass over its images.
+    A step that is not trained by gradient descent has no iteration and as many passes over its images as it surveys.
     """
 
     images: tuple[int, ...]
@@ -67,8 +67,9 @@ def work_of(experiment: Experiment, data: Path | None) -> Work | None:
 def _training(experiment: Experiment, step: int, images: int) -> tuple[int, int]:
     """The training images, counted in every epoch, and the iterations of a step with this many images."""
     config = experiment.config.of_step(step)
-    if step > 0 and not find_method(experiment.method)(config).iterates(step):
-        return images, 0
+    method = find_method(experiment.method)(config)
+    if step > 0 and not method.iterates(step):
+        return images * method.survey_views(step), 0
     iterations = images // config.train.batch_size * config.train.epochs
     return iterations * config.train.batch_size, iterations
 
