@@ -34,12 +34,12 @@ def read_results(folder: Path = ROOT / "results") -> list[Cell]:
     return read_cells([folder])
 
 
-def quoted(method: str) -> Cell:
-    """The result on VOC 15-1 disjoint, short schedule, first seed, that README and docs/performance.md quote."""
+def quoted(method: str, scenario: str = "15-1") -> Cell:
+    """The result on VOC disjoint, short schedule, first seed, that README and docs/performance.md quote."""
     (one,) = (
         cell
         for cell in read_results()
-        if (spec_of(cell), cell["method"], cell["preset"]) == ("voc:15-1@disjoint", method, "default")
+        if (spec_of(cell), cell["method"], cell["preset"]) == (f"voc:{scenario}@disjoint", method, "default")
         and (cell["encoder"], cell["epochs"], cell["batch"], cell["seed"]) == ("resnet50", [8, 8], [16, 8], 0)
         and (method == "laps" or not _tried(cell))
     )
