@@ -216,7 +216,10 @@ def test_the_readme_quotes_the_files_of_results(monkeypatch):
         assert f"| {name} | {' | '.join(f'{score:.1f}' for score in scores)} |" in readme
     long = [c for c in read_results() if (c["scenario"], c["method"], c["epochs"]) == ("15-1", "laps", [30, 30])]
     old, new, all = (mean(cell[kind] for cell in long) for kind in ("old", "new", "all"))
-    assert f"reaches {old:.1f}, {new:.1f} and {all:.1f} on 15-1 (mean of {['one', 'two', 'three'][len(long) - 1]} seeds)" in readme
+    assert (
+        f"reaches {old:.1f}, {new:.1f} and {all:.1f} on 15-1 (mean of {['one', 'two', 'three'][len(long) - 1]} seeds)"
+        in readme
+    )
     for name, (variant, method) in {**EXTENDED, "LAPS, the default": ("wide16", "laps-softmax")}.items():
         one, two = (
             json.loads(file.read_text())

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+from torch import equal
 
-from extend_data import QUICK, SIDE, base_folder, base_run, coco_folder, masks_folder
-from formats import save
+from extend_data import QUICK, SIDE, base_folder, base_run, coco_folder, mask_of, masks_folder, new_scenes
+from formats import save, write
 from runs import Quiet
 from sdrseg.errors import SdrsegError
 from sdrseg.extend.newdata import read_new_data
@@ -74,3 +75,109 @@ def test_replayed_images_make_the_memory_if_there_are_no_others(place, tmp_path)
     done = extend(tmp_path / "run", place / "white", tmp_path / "out", **given)
     assert done.method == "laps-softmax" and not any("no memory" in note for note in done.notes)
     assert any(name.startswith("memory.") for name in load_file(tmp_path / "out/steps/0/memory.safetensors"))
+
+
+@pytest.fixture
+def alone(place, tmp_path) -> Path:
+    """The run without its data."""
+    shutil.copytree(place / "run", tmp_path / "run")
+    (tmp_path / "run/environment.json").write_text("[]")
+    return tmp_path / "run"
+
+
+def void_elsewhere(root: Path, names: set[str] | None = None) -> Path:
+    """A folder in which pixels outside the new class are void, in the masks with these names."""
+    masks_folder(root, 7)
+    write(root / "dataset.toml", 'classes = ["background", "white"]\n')
+    for name, boxes in new_scenes(7, 12):
+        mask = (mask_of(boxes, [7]) > 0).astype(np.uint8)
+        save(root / f"masks/{name}.png", np.where(mask > 0, 1, 255 if names is None or name in names else 0))
+    return root
+
+
+def test_void_outside_the_new_classes_is_no_background(place, alone, tmp_path):
+    """A model that predicts the new class everywhere would pass, because nothing counts against it."""
+    folder = void_elsewhere(tmp_path / "white")
+    given = {"method": "ft", "settings": {"train.epochs": 3}, "min_new_iou": 10.0, "display": Quiet()}
+    done = extend(alone, folder, tmp_path / "out", **given)
+    assert done.result["new_iou"] is None and done.result["unlabelled"] == "ignore" and not done.met
+    words = "no mask labels a pixel outside the new classes. If unlabelled pixels (255) are background, save them as 0."
+    assert f"{folder}: {words}" in done.notes
+    assert any(note.startswith("unlabelled pixels are ignored, so false alarms") for note in done.notes)
+    assert any(note.startswith("warning: ft has nothing that keeps") for note in done.notes)
+    with pytest.raises(SdrsegError, match=r"--negatives: .*white: no mask labels a pixel outside the new classes"):
+        extend(alone, folder, tmp_path / "out2", negatives=True, **given)
+    parent = read_parent(place / "run")
+    assert not any("save them" in n for n in read_new_data(parent, folder, None, unlabelled="ignore").notes)
+
+
+def test_void_in_the_held_out_masks_only(place, tmp_path):
+    parent = read_parent(place / "run")
+    held_out = {Path(id).name for id in read_new_data(parent, void_elsewhere(tmp_path / "a"), None).val_ids}
+    folder = void_elsewhere(tmp_path / "b", held_out)
+    new = read_new_data(parent, folder, None)
+    assert (new.unlabelled, new.counts_false_alarms) == ("background", False)
+    assert read_new_data(parent, place / "white", None).counts_false_alarms
+    done = extend(place / "run", folder, tmp_path / "out", settings=QUICK, display=Quiet())
+    assert any(note.startswith("no held-out mask labels background, so false") for note in done.notes)
+
+
+def split_folder(root: Path, unseen: str) -> Path:
+    """White and black in `train`; in `val`, images without the classes named in `unseen`."""
+    for label, name in ((7, "white"), (8, "black")):
+        for part in ("train", "val"):
+            for n, (stem, boxes) in enumerate(new_scenes(label, 4)):
+                mask = mask_of(boxes, [] if part == "val" and name in unseen else [label])
+                save(root / f"images/{part}/{name}{stem}.png", np.full((SIDE, SIDE, 3), n))
+                save(root / f"masks/{part}/{name}{stem}.png", mask)
+    write(root / "dataset.toml", 'values = {0 = "background", 7 = "white", 8 = "black"}\n')
+    return root
+
+
+def test_held_out_images_without_a_new_class(place, tmp_path):
+    parent = read_parent(place / "run")
+    one = read_new_data(parent, split_folder(tmp_path / "one", "black"), None)
+    assert one.held_out == 8
+    assert f"{tmp_path / 'one'}: no held-out image shows black, so its IoU cannot be measured" in " ".join(one.notes)
+    none = read_new_data(parent, split_folder(tmp_path / "none", "white, black"), None)
+    assert none.held_out == 0 and len(none.val_ids) == 8 and all("again/" in id for id in none.val_ids)
+    words = " ".join(none.notes)
+    assert "none: no held-out image shows white, black, so the new classes are scored on the training images" in words
+    assert not any("held" in note for note in read_new_data(parent, split_folder(tmp_path / "all", ""), None).notes)
+
+
+@pytest.mark.parametrize("broken", ["unreadable", "other size"])
+@pytest.mark.parametrize("split", ["train_ids", "val_ids"])
+def test_every_new_image_is_read_before_the_run_begins(place, tmp_path, broken, split):
+    folder = masks_folder(tmp_path / "white", 7)
+    name = Path(getattr(read_new_data(read_parent(place / "run"), folder, None), split)[0]).name
+    file = folder / f"images/{name}.png"
+    if broken == "unreadable":
+        file.write_bytes(file.read_bytes()[:60])
+    else:
+        save(file, np.zeros((SIDE, SIDE // 2, 3)))
+    for method in ("laps-softmax", "ft"):
+        with pytest.raises(SdrsegError, match=rf"{name}\.png: (cannot be read|16×32 pixels, but its mask)"):
+            extend(place / "run", folder, tmp_path / "out", method=method, settings=QUICK, display=Quiet())
+        assert not (tmp_path / "out").exists()
+
+
+def test_what_is_said_of_images_and_labels_without_effect(place, tmp_path):
+    base_folder(tmp_path / "some", 6)
+    given = {"settings": QUICK, "display": Quiet()}
+    done = extend(place / "run", place / "white", tmp_path / "ft", method="ft", images=tmp_path / "some", **given)
+    assert f"--images {tmp_path / 'some'} is not used: ft uses no memory." in done.notes
+    done = extend(place / "run", place / "white", tmp_path / "laps", images=tmp_path / "some", **given)
+    assert not any("is not used" in note for note in done.notes)
+    again = {"images": tmp_path / "some", "classes": "black", **given}
+    done = extend(tmp_path / "laps", masks_folder(tmp_path / "black", 8), tmp_path / "laps2", **again)
+    assert (
+        f"--images {tmp_path / 'some'} is not used: the model already has the memory that laps-softmax uses."
+        in done.notes
+    )
+    every = masks_folder(tmp_path / "all", 7, all_labelled=True)
+    for method, kept in (("laps-softmax", True), ("sdr", False)):
+        done = extend(place / "run", every, tmp_path / f"seq-{method}", method=method, protocol="sequential", **given)
+        before, after = (load_file(run / "model.safetensors") for run in (place / "run/steps/0", done.run / "steps/1"))
+        same = all(equal(after[name], old) for name, old in before.items() if name.startswith("encoder."))
+        assert same == kept == any("leaves the old classes as they are" in note for note in done.notes)

@@ -35,7 +35,7 @@ def extend(
     ] = None,
     protocol: Annotated[
         str | None,
-        typer.Option(help="If masks contain old classes: overlapped (hide them) or sequential (learn them)."),
+        typer.Option(help="If masks contain old classes: overlapped (hide them) or sequential (use their labels)."),
     ] = None,
     images: Annotated[
         Path | None,

@@ -23,6 +23,7 @@ Unlabelled = Literal["background", "ignore"]
 Protocol = Literal["overlapped", "sequential"]
 FEW = 10
 """A class with fewer images gets a warning."""
+ONLY_NEW = "no mask labels a pixel outside the new classes. If unlabelled pixels (255) are background, save them as 0."
 ALL_SPLITS: tuple[Split, ...] = ("train", "val")
 
 
@@ -37,7 +38,8 @@ class NewData:
     val_ids: tuple[str, ...]
     images: dict[str, int]  # of each new class, in training
     protocol: Protocol
-    unlabelled: Unlabelled
+    unlabelled: Unlabelled  # "ignore" also where masks label the new classes only and all else is void
+    counts_false_alarms: bool  # whether a held-out mask labels anything beside the new classes
     notes: tuple[str, ...]
 
     @property
@@ -62,12 +64,17 @@ def read_new_data(
 ) -> NewData:
     """Open a folder and check it before any work starts."""
     source = open_source("folder", folder, Config())
-    indexes = {split: _index(source, split) for split in ALL_SPLITS}
+    indexes = {split: read_index(source, split) for split in ALL_SPLITS}
     names = new_names(parent, source, wanted, folder)
     unused: list[str] = []
     if wanted is None:
         names, unused = _used(names, source, indexes)
     own = [source.classes.index(name) for name in names]
+    only_new = unlabelled == "background" and not any(_beside(index, own) for index in indexes.values())
+    if only_new:
+        if negatives:
+            raise UsageError(f"--negatives: {folder}: {ONLY_NEW}")
+        unlabelled = "ignore"
     chosen = _protocol(parent, source, indexes, folder, protocol)
     classes = (*parent.scenario.classes, *(n for n in names if n not in parent.scenario.classes))
     if len(classes) > MAX_CLASSES:
@@ -85,6 +92,7 @@ def read_new_data(
             f"{folder}: no training image shows {', '.join(empty)}. Leave the class out of --classes, or add images "
             f"(`sdrseg data {folder}` counts every class)."
         )
+    unseen = [name for name in names if not _occurs({"val": indexes["val"]}, source, name)]
     train_ids = sorted(part.prefix + id for id, row in rows if negatives or row[own].any())
     val_ids = [parts[-1].prefix + id for split in parts[-1].val for id in indexes[split].ids]
     return NewData(
@@ -96,10 +104,13 @@ def read_new_data(
         images=images,
         protocol=chosen,
         unlabelled=unlabelled,
+        counts_false_alarms=unlabelled == "background" and any(_beside(indexes[s], own) for s in parts[-1].val),
         notes=(
             *source.notes,
+            *([f"{folder}: {ONLY_NEW}"] if only_new else []),
             *_class_notes(folder, others, unused, unlabelled),
-            *_image_notes(folder, bool(part.val), images, len(rows) - len(train_ids), unlabelled),
+            *_held_out_notes(folder, part, unseen, len(indexes["val"].ids)),
+            *_image_notes(images, len(rows) - len(train_ids), unlabelled),
             *_sizes(parent, indexes, folder),
         ),
     )
@@ -109,7 +120,7 @@ def _splits(indexes: dict[Any, ClassIndex], own: Sequence[int]) -> tuple[tuple[S
     """The splits for training and for scores; none is left for scores where all images have to be trained on."""
     if not indexes["train"].ids or not indexes["train"].present[:, own].any():
         return ALL_SPLITS, ()  # there are so few images that all were held out
-    return ("train",), (("val",) if indexes["val"].ids else ())
+    return ("train",), (("val",) if indexes["val"].present[:, own].any() else ())
 
 
 def _part(
@@ -149,16 +160,21 @@ def _class_notes(folder: Path, others: Sequence[str], unused: Sequence[str], unl
     return notes
 
 
-def _image_notes(
-    folder: Path, held_out: bool, images: dict[str, int], left_out: int, unlabelled: Unlabelled
-) -> list[str]:
-    """Notes if no image is held out, if a class has few images, and on the number of images that are left out."""
+def _held_out_notes(folder: Path, part: Part, unseen: Sequence[str], held_out: int) -> list[str]:
+    """Notes if no image is held out, or if those that are do not show the new classes in `unseen`."""
+    shows = f"no held-out image shows {', '.join(unseen)}"
+    if part.val:
+        return [f"{folder}: {shows}, so its IoU cannot be measured. Add some to the folder val."] if unseen else []
+    why = shows if held_out and "val" not in part.train else "no image is held out"
+    return [
+        f"{folder}: {why}, so the new classes are scored on the training images and these scores are too optimistic. "
+        f"Add images, or a folder val."
+    ]
+
+
+def _image_notes(images: dict[str, int], left_out: int, unlabelled: Unlabelled) -> list[str]:
+    """Notes if a class has few images, and on the number of images that are left out."""
     notes = []
-    if not held_out:
-        notes.append(
-            f"{folder}: no image is held out, so the new classes are scored on the training images and these scores "
-            f"are too optimistic. Add images, or a folder val."
-        )
     for name, count in images.items():
         if count < FEW:
             notes.append(f"{name} is in {quantity(count, 'training image')}; {FEW} or more are advisable.")
@@ -167,30 +183,6 @@ def _image_notes(
         are = "is" if left_out == 1 else "are"
         notes.append(f"{quantity(left_out, 'image')} without a new class {are} left out{keep}")
     return notes
-
-
-def read_replay(parent: Parent, folder: Path, whole: Sequence[str]) -> tuple[Part, tuple[str, ...]]:
-    """Labelled old images to train on together with the new ones: all of them, from every split."""
-    source = open_source("folder", folder, Config())
-    known = [name for name in source.classes[1:] if name in parent.classes]
-    if not known:
-        raise DataError(
-            f"--replay {folder}: none of its classes ({', '.join(source.classes[1:])}) is a class of the model "
-            f"({', '.join(parent.classes[1:])}). Name a folder with labelled images of old classes."
-        )
-    indexes = {split: _index(source, split) for split in ALL_SPLITS}
-    part = Part(
-        step=parent.step + 1,
-        source="folder",
-        data=str(folder.resolve()),
-        shapes={},
-        prefix=f"replay{parent.step + 1}/",
-        names=source.classes,
-        classes=tuple(whole.index(name) if name in whole and n > 0 else 0 for n, name in enumerate(source.classes)),
-        train=ALL_SPLITS,
-    )
-    ids = tuple(sorted(part.prefix + id for index in indexes.values() for id in index.ids))
-    return part, ids
 
 
 def new_names(parent: Parent, source: Source, wanted: Sequence[str] | None, folder: Path) -> list[str]:
@@ -224,11 +216,18 @@ def _used(names: Sequence[str], source: Source, indexes: dict[Any, ClassIndex]) 
     return list(names), []
 
 
-def _index(source: Source, split: Split) -> ClassIndex:
+def read_index(source: Source, split: Split) -> ClassIndex:
+    """The class index of a split, if all masks are usable."""
     with progress("reading the new images") as report:
         index = class_index(source, split, report)
     index.require_sound(source)
     return index
+
+
+def _beside(index: ClassIndex, own: Sequence[int]) -> bool:
+    """Whether some mask labels a pixel outside these classes."""
+    others = [value for value in range(VOID) if value not in own]
+    return bool(index.present[:, others].any())
 
 
 def _occurs(indexes: dict[Any, ClassIndex], source: Source, name: str) -> bool:
@@ -257,7 +256,7 @@ def _protocol(
     images = sum(int(index.present[:, column].any(axis=1).sum()) for index in indexes.values())
     raise UsageError(
         f"{folder}: old classes are also labelled ({', '.join(old)}; in {quantity(images, 'mask')}). If masks label "
-        f"every visible old class, add --protocol sequential to learn them as well. If only some are labelled, add "
+        f"every visible old class, add --protocol sequential to use these labels. If only some are labelled, add "
         f"--protocol overlapped to treat them as unlabelled."
     )
 

@@ -107,7 +107,7 @@ class Plan:
     def counts_false_alarms(self) -> bool:
         """Whether some scored image has labelled background, so that predicting a new class everywhere is punished."""
         whole = (self.source.labelled(id) is None for id in self.parent.test_ids)
-        return self.new.unlabelled == "background" or any(whole)
+        return self.new.counts_false_alarms or any(whole)
 
 
 def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]] | None) -> Plan:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.config import Config, write_setting
-from sdrseg.datasets.extended import Part, write_chain
+from sdrseg.datasets.extended import write_chain
+from sdrseg.datasets.index import map_with_threads
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.class_weights import require_class_weights
 from sdrseg.engine.job import Job, make_job, removed_classes
@@ -17,16 +18,19 @@ from sdrseg.engine.run import carry_out, without_effect
 from sdrseg.engine.trackers import require_trackers
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend.forecast import Forecast, forecast
-from sdrseg.extend.newdata import Protocol, Unlabelled, read_new_data, read_replay
+from sdrseg.extend.newdata import Protocol, Unlabelled, read_new_data
+from sdrseg.extend.notes import label_notes, memory_notes, old_data_notes
 from sdrseg.extend.parent import Parent, copy_steps, read_parent
 from sdrseg.extend.plan import Plan, choose_method, make_config, make_plan
 from sdrseg.extend.remember import Views, make_memory, needed, remembered, views_of
 from sdrseg.extend.removed import added_again
+from sdrseg.extend.replay import read_replay
 from sdrseg.extend.review import EXTENSION, Limits, review, verdict
 from sdrseg.files import write_json
 from sdrseg.methods import find_method
 from sdrseg.methods.own import file_digest
 from sdrseg.metrics import StepScore
+from sdrseg.terminal import progress
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def extend(
 
     `classes`: the class or classes of the folder `data` to add; by default all that the model does not know.
     `unlabelled`: what unlabelled pixels are. `negatives`: also train on images without a new class. `replay`: a folder
-    of labelled old images to train on. `protocol`: whether old classes in the masks are hidden (overlapped) or learned
+    of labelled old images to train on. `protocol`: whether the labels of old classes are hidden (overlapped) or used
     (sequential). `images`: a folder of images of the old classes, for the memory of methods that need one.
     `old_data`: old data that have moved, or labelled test images of an imported model. The run is only read.
     """
@@ -92,11 +96,13 @@ def extend(
     job = _make_job(plan, name, config, out, display)
     job.replays, job.data, job.silenced = more is not None, folder, tuple(added_again(parent, new.names))
     usual = configured(None, None)
-    needs = not needed(job.method(config.of_step(plan.step.number), job.processes)) <= known
-    notes = [*new.notes, *_old_data_notes(parent, more), *without_effect(job, usual)]
-    notes += _memory_notes(name) if needs and views is None else []
-    notes += _ignored_notes(job, plan) if unlabelled == "ignore" else []
-    before = None if job.folder.has_model(plan.step.number) else forecast(job, plan)
+    uses = needed(job.method(config.of_step(plan.step.number), job.processes))
+    notes = [*new.notes, *old_data_notes(parent, more), *without_effect(job, usual)]
+    notes += [*memory_notes(name, uses, known, views is not None, images), *label_notes(job, plan)]
+    before = None
+    if not job.folder.has_model(plan.step.number):
+        _require_pictures(job, plan)
+        before = forecast(job, plan)
     options = {
         "data": data,
         "classes": ",".join(plan.scenario.classes[c] for c in plan.step.new),
@@ -112,7 +118,7 @@ def extend(
     result: dict[str, Any] = {}
 
     def begin() -> None:
-        _begin(job, plan, views if needs else None)
+        _begin(job, plan, None if uses <= known else views)
 
     def after_step(score: StepScore) -> None:
         if score.step == plan.step.number:
@@ -172,42 +178,13 @@ def _option_args(options: Mapping[str, Any], config: Config, usual: Config) -> l
     return [arg for pair in pairs for arg in pair]
 
 
-def _old_data_notes(parent: Parent, replay: tuple[Part, Sequence[str]] | None) -> list[str]:
-    notes = list(parent.notes)
-    if replay is not None and replay[0].data in [part.data for part in parent.parts if part.available]:
-        notes.append(
-            f"--replay {replay[0].data} also contains the old test images, so the scores of old classes are too "
-            f"optimistic. Name a folder without them."
-        )
-    if not parent.parts:
-        notes.append(
-            "the model was imported without test images, so forgetting cannot be measured. Add --old-data FOLDER with "
-            "labelled images of its classes."
-        )
-    elif not parent.test_ids:
-        notes.append("without old test images, forgetting cannot be measured.")
-    return notes
-
-
-def _memory_notes(method: str) -> list[str]:
-    return [
-        f"the model has no memory of the old classes for {method}, and their images are not available, so {method} "
-        f"works without one. To make one, add --images FOLDER with images of old classes, labelled or not."
-    ]
-
-
-def _ignored_notes(job: Job, plan: Plan) -> list[str]:
-    """What --unlabelled ignore means for training and scores."""
-    notes = ["unlabelled pixels are ignored, so false alarms in the new images are not counted"]
-    if not plan.counts_false_alarms:
-        notes[0] += " and, without old test images of step 0, --min-new-iou cannot be measured"
-    method = job.method(job.config.of_step(plan.step.number), job.processes)
-    if method.iterates(plan.step.number) and not method.needs_teacher:
-        notes.append(
-            f"warning: {method.name} has nothing that keeps the new classes from spreading over unlabelled pixels. Use "
-            f"another --method, or --unlabelled background."
-        )
-    return notes
+def _require_pictures(job: Job, plan: Plan) -> None:
+    """Decode every new image once, so that a broken one is found before the run folder exists."""
+    skip = job.config.run.on_bad_image == "skip"  # test images are never skipped
+    ids = plan.new.val_ids if skip else (*plan.step.train_ids, *plan.new.val_ids)
+    with progress("reading the new images") as report:
+        for _ in map_with_threads(lambda id: plan.source.pair(id)[0].shape, ids, report):
+            pass
 
 
 def _begin(job: Job, plan: Plan, views: Views | None) -> None:
