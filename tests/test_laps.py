@@ -69,7 +69,7 @@ def test_terms_of_a_later_step_equal_loops():
                 ce -= 3 * np.log(p) if labels[b, y, x] == c else np.log(1 - p)
         if not padding[b, y, x]:
             kept += 1
-            for c in range(N_OLD):
+            for c in range(1, N_OLD):  # background has no row
                 q, p = sigmoid(t[b, c, y, x]), sigmoid(z[b, c, y, x])
                 kd -= q * np.log(p) + (1 - q) * np.log(1 - p)
     assert terms["ce"].item() == pytest.approx(ce / count / total, rel=1e-5)
@@ -213,7 +213,7 @@ def test_what_old_rows_learn_where_the_label_is_a_new_class(on_new):
         if padding[b, y, x] or (new and on_new == "skip"):
             continue
         count += 1
-        for c in range(N_OLD):
+        for c in range(1, N_OLD):
             q = 0.0 if new and on_new == "no" else sigmoid(t[b, c, y, x])
             p = sigmoid(z[b, c, y, x])
             total -= q * np.log(p) + (1 - q) * np.log(1 - p)
@@ -364,7 +364,7 @@ def test_rows_alone_can_be_fitted_without_an_iteration(tmp_path, memory, monkeyp
     assert {line["step"] for line in lines if line["event"] == "train"} == {0}
     kept = load_file(tmp_path / "whole/steps/2/memory.safetensors")
     sizes = {line["step"]: line["bytes"] for line in lines if line["event"] == "memory"}
-    assert sizes.keys() == {0, 1, 2} and sizes[2] == sum(tensor.nbytes for tensor in kept.values())
+    assert sizes.keys() == {0, 1, 2} and sizes[2] == sum(t.nbytes for n, t in kept.items() if n.startswith("memory."))
     write_report([tmp_path / "whole"], tmp_path / "report.html", images=0)
     laps, plain = METHODS["laps"], METHODS["laps"].end_survey
 
@@ -396,6 +396,15 @@ def test_settings_that_do_not_change_fitted_rows_are_named(tmp_path, method):
         "pm.weight": 1.0,
         "step.1.optim.momentum": 0.5,
         "step.2.kd.weight": 7.0,
+        "laps.replay": 0.0,
+        "laps.versus": 0.0,
+        "laps.anchor": 1.0,
+        "laps.row_rate": 3.0,
+        "laps.on_new": "no",
+        "laps.drift": True,
+        "step.2.laps.replay": 0.5,
+        "cl.repel": 0.1,
+        "sp.weight": 1.0,
     }
     matter = {"optim.momentum": 0.8, "laps.ridge": 0.01, "step.1.laps.positive": 3.0, "step.2.ce.init": "mib"}
     said = {}
@@ -408,6 +417,26 @@ def test_settings_that_do_not_change_fitted_rows_are_named(tmp_path, method):
     assert said["plain"] == []
     (note,) = said["idle"]
     assert set(note.partition(": ")[2].split(", ")) == idle.keys()
+
+
+def test_the_terms_of_step_0_are_not_called_idle(tmp_path):
+    display, given = Quiet(), {**parse_settings(TINY), "latent.step0": True, "sp.weight": 1.0, "laps.replay": 0.0}
+    train("shapes:9-1@disjoint", "laps", tmp_path / "run", settings=given, bases=tmp_path / "bases", display=display)
+    (note,) = (str(text) for text in display.said if "do not change the result" in str(text))
+    assert note.endswith(": laps.replay")
+
+
+def test_a_softmax_has_no_level_zero():
+    with pytest.raises(UsageError, match=r"laps\.level=zero needs scores with a zero, which a softmax does not have"):
+        begin("laps-softmax", "disjoint", settings=("laps.level=zero",))
+
+
+def test_draws_accept_large_seeds():
+    method = at_step_1("train.seed=2000000000").method
+    first = method.replays[0].points.clone()
+    method.iteration += 1
+    method.expect(None, 1)
+    assert 0 <= method._seed() < 2**63 and not torch.equal(first, method.replays[0].points)
 
 
 def test_settings_of_training_are_not_named_where_there_is_training(tmp_path):

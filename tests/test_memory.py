@@ -257,6 +257,32 @@ def test_the_share_of_new_labels_among_points_like_a_part_of_the_background():
     assert share_of_new(background, made, range(2, 3)).tolist() == pytest.approx([2 / 50, 3 / 15, 0])
 
 
+def test_equal_parts_of_the_background_share_their_points():
+    """An image that comes back leaves the same vector twice; whether rounding changes its last bits does not matter."""
+    centres = torch.tensor([[1.0, 2.0], [1.0, 2.0 + 4e-7], [9.0, 9.0]])
+    background = m.Vectors(torch.zeros(3, dtype=torch.long), torch.ones(3), centres)
+    made = samples.Sample(3, 2, CPU)
+    cells = torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.01, 2.01], [9.0, 9.0]])
+    made.add(cells.T[None, :, None], torch.tensor([[[2, 2, 0, 0]]]), ["a"])
+    assert share_of_new(background, made, range(2, 3)).tolist() == pytest.approx([2 / 3, 2 / 3, 0])
+
+
+def test_draws_are_clipped_only_where_features_follow_a_relu():
+    torch.manual_seed(0)
+    x = torch.randn(4000, 3)
+    for shift, lowest in ((0.0, None), (0.5, 0.0)):
+        own = x + shift if lowest is None else (x + shift).clamp_min(lowest)
+        replay = m.Replay(m.gaussians(own, 1, 1.0, 2), 4000)
+        replay.draw(0)
+        assert (replay.points.min() >= 0) == (lowest is not None)
+        if lowest is None:
+            np.testing.assert_allclose(replay.points.mean(0), own.mean(0), atol=0.06)
+    moved = m.LatentMemory("gaussian", 2, 1)
+    moved.classes = m.gaussians(x.clamp_min(0), 1, 1.0, 2)
+    moved.drift(torch.tensor([[0.0] * 3, [-9.0, 0.0, 1.0]]))
+    assert moved.classes.mean[0, 0] == 0 and moved.classes.mean[0, 2] == pytest.approx(x[:, 2].clamp_min(0).mean() + 1)
+
+
 def test_vectors_are_drawn_in_proportion():
     of = m.Vectors(torch.zeros(3, dtype=torch.long), torch.tensor([1.0, 2.0, 1.0]), torch.arange(3.0)[:, None])
     assert m.draw_vectors(of, 8, 0)[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 2, 2]

@@ -89,6 +89,8 @@ def old_background_is_void(self: Method, batch: Batch, teacher: Output | None) -
         ("mib", ("pseudo.threshold=0.2", "ce.class_weights=frequency"), False),
         ("lwf", (), True),
         ("lwf", ("ce.reduction=all",), True),
+        ("laps", ("laps.fit_only=false", "ce.reduction=all", "pseudo.threshold=0.2"), False),
+        ("laps-softmax", ("laps.fit_only=false", "ce.class_weights=frequency", "pseudo.threshold=0.1"), False),
     ],
 )
 def test_means_over_parts_go_over_the_labels_that_the_terms_see(name, settings, own, monkeypatch) -> None:
@@ -99,6 +101,8 @@ def test_means_over_parts_go_over_the_labels_that_the_terms_see(name, settings, 
     weights = tuple(1.0 + channel for channel in range(CLASSES)) if "class_weights" in str(settings) else None
     assert stage.teacher is not None
     torch.nn.init.normal_(stage.teacher.classifier.weight)  # so that it sees old classes
+    if name.startswith("laps"):
+        stage.teacher.classifier.bias.data = torch.tensor([-9.0, *[0.0] * (N_OLD - 1)])
     stage.method.weigh_classes(weights, torch.device("cpu"))
     fabric = make_fabric(stage.method.config)
     compute = Pass(fabric, stage.method, fabric.setup(stage.student), stage.teacher)

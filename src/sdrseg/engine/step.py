@@ -21,6 +21,7 @@ from sdrseg.engine.shared import surveyed
 from sdrseg.engine.training import Assembled, StepTraining
 from sdrseg.engine.watch import NotFiniteError
 from sdrseg.methods import Method, StepInfo
+from sdrseg.methods.memory import nbytes_of, parts_of
 from sdrseg.methods.own import require_super, require_weights
 from sdrseg.network import Network, build_network
 from sdrseg.network_statistics import require_variance, statistics_warning
@@ -89,7 +90,8 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
 
 
 def _save(job: Job, step: Step, model: Tensors, memory: Tensors, meta: dict[str, Any]) -> None:
-    job.log.write("memory", step=step.number, bytes=sum(tensor.nbytes for tensor in memory.values()))
+    remembered = nbytes_of(parts_of(memory)) or sum(tensor.nbytes for tensor in memory.values())
+    job.log.write("memory", step=step.number, bytes=remembered)
     job.folder.save_step(step.number, model, memory, meta)
 
 

@@ -12,7 +12,8 @@ from sdrseg.methods.memory import Memory
 from sdrseg.methods.sample import Sample
 
 TEMPERATURE = 0.1  # temperature of the similarity between classes
-ROWS = 4096  # vectors whose distances are computed at once
+ROWS = 1024  # vectors whose distances are computed at once
+EQUAL = 1e-5  # relative difference of squared distances that may be rounding
 
 
 class Drift:
@@ -43,13 +44,16 @@ class Drift:
 def share_of_new(background: Memory, sample: Sample, new: range) -> Tensor:
     """(M,): for each part of the background, the share of its nearest points in this step that is labelled new.
 
-    A part that is nearest to no point has share 0.
+    A part that is nearest to no point has share 0. Parts at the same distance are all nearest: an image that comes back
+    in several steps leaves the same vector several times.
     """
-    total = torch.zeros(2, len(background.mean), dtype=torch.float64)
+    parts = widest(background.mean)
+    total = torch.zeros(2, len(parts), dtype=parts.dtype, device=parts.device)
     for channel in range(len(sample.counts)):
         x = sample.of(channel)
-        if len(x) > 0:
-            nearest = torch.cat([torch.cdist(rows, background.mean).argmin(1) for rows in torch.split(x, ROWS)])
-            each = int(sample.counts[channel]) / len(x)
-            total[int(channel in new)] += each * torch.bincount(nearest, minlength=len(background.mean)).cpu()
-    return (total[1] / total.sum(0).clamp_min(1)).float().to(background.mean.device)
+        for rows in torch.split(widest(x), ROWS) if len(x) > 0 else ():
+            size = rows.square().sum(1, keepdim=True)
+            distance = size + parts.square().sum(1) - 2 * rows @ parts.T  # squared
+            nearest = distance <= distance.amin(1, keepdim=True) + EQUAL * size
+            total[int(channel in new)] += int(sample.counts[channel]) / len(x) * nearest.sum(0)
+    return (total[1] / total.sum(0).clamp_min(1)).float()

@@ -166,7 +166,8 @@ class LAPS(TrainedRows):
         self.iteration += 1
 
     def _seed(self) -> int:
-        return (self.config.train.seed * 1000 + self.step.number) * 10_000_000 + 10 * self.iteration
+        """A seed for draws of this iteration; torch accepts 64 bits."""
+        return ((self.config.train.seed * 1000 + self.step.number) * 10_000_000 + 10 * self.iteration) % 2**63
 
     def _rarity(self) -> float:
         """The weight of a point of memory: below 1 if new classes should be as frequent as old ones."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from sdrseg.config.switches import later, switch
+
+training = partial(later, iterating=True)
+"""A setting of later steps that are trained, not only fitted."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +32,16 @@ class Laps:
     clusters: int = later(64, "number of clusters of background, for memory = gaussian", 1, 1024)
     positive_base: float = switch(2.0, "weight of a class's own pixels in step 0", 0)
     positive: float = later(2.0, "weight of a class's own pixels in later steps", 0)
-    replay: float = later(
+    replay: float = training(
         1.0, "weight of remembered points; 1: in proportion to all data seen so far; 0: no replay (training)", 0
     )
-    versus: float = later(
+    versus: float = training(
         1.0, "weight of the softmax of old rows against new ones on remembered features (training)", 0
     )
-    anchor: float = later(
+    anchor: float = training(
         0.0, "weight of the change of the decoder's output where the teacher predicts an old class (training)", 0
     )
-    row_rate: float = later(10.0, "learning-rate multiplier of new rows, on top of the decoder's (training)", 0)
+    row_rate: float = training(10.0, "learning-rate multiplier of new rows, on top of the decoder's (training)", 0)
     init: Literal["small", "closed_form", "logistic"] = later(
         "logistic",
         "new rows start near zero with bias −3, as linear discriminants of the step's features and the memory, or by "
@@ -53,7 +57,7 @@ class Laps:
         "later steps only fit new rows by logistic regression; false: then all of the network is trained by gradient "
         "descent",
     )
-    on_new: Literal["teacher", "skip", "no"] = later(
+    on_new: Literal["teacher", "skip", "no"] = training(
         "teacher",
         "target of old rows where the label is a new class: the teacher's probability, none (skip), or 0 (training)",
     )
@@ -63,4 +67,4 @@ class Laps:
         "assumed frequency of a new class: as in all data seen so far, or at least that of an average old class (for "
         "few images, whose frequencies are not representative)",
     )
-    drift: bool = later(False, "shift the memory with the features of old classes, where the teacher predicts them")
+    drift: bool = training(False, "shift the memory with the features of old classes, where the teacher predicts them")

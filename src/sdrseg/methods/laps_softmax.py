@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sdrseg.config import Config
 from sdrseg.decision import Decision
+from sdrseg.distributed import Processes
+from sdrseg.errors import UsageError
 from sdrseg.methods.base import From, Method, StepInfo
 from sdrseg.methods.laps import LAPS
 
@@ -30,6 +33,13 @@ class LAPSSoftmax(LAPS):
         "kd.weight": From(5.0, "as in laps"),
     }
 
+    def __init__(self, config: Config, processes: Processes | None = None):
+        super().__init__(config, processes)
+        if self.own.level != "old":
+            raise UsageError(
+                f"laps.level={self.own.level} needs scores with a zero, which a softmax does not have. Use old."
+            )
+
     def objective(self) -> str:
         return super().objective().replace("CE", "Σ_new BCE(σ(z_c − LSE(z_old)))", 1)
 
@@ -43,6 +53,9 @@ class LAPSSoftmax(LAPS):
             rows.weight[step.n_old :], rows.bias[step.n_old :] = rows.weight[0], rows.bias[0] - 3.0
         else:
             rows.load_state_dict(kept)
+
+    def _weights_in_ce(self, batch: Batch) -> Tensor:
+        return Method._weights_in_ce(self, batch) if self.step.number == 0 else super()._weights_in_ce(batch)
 
     def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
         return Method._over_pixels(self, batch, z, t) if self.step.number == 0 else super()._over_pixels(batch, z, t)

@@ -18,7 +18,7 @@ KEPT = 512  # how many vectors of a class are stored for memory = features
 
 
 class Gaussians(NamedTuple):
-    """A mixture of normal distributions: x = mean + factor · e_1 + √variance · e_2, clipped at 0 when drawn."""
+    """A mixture of normal distributions: x = mean + factor · e_1 + √variance · e_2."""
 
     owner: Tensor  # (M,) channel
     points: Tensor  # (M,) the number of points each represents
@@ -106,6 +106,7 @@ class Replay:
         self.owner = memory.owner.repeat_interleave(self.each)
         self.represents = (memory.points / self.each).repeat_interleave(self.each)
         self.points = memory.mean.repeat_interleave(self.each, 0)
+        self.follow_relu = bool((memory.mean >= 0).all())  # then draws are clipped at 0
 
     @torch.no_grad()
     def draw(self, seed: int) -> None:
@@ -120,7 +121,8 @@ class Replay:
         if rank := memory.factor.shape[2]:
             size = (len(memory.mean), self.each, rank)
             points += torch.randn(size, generator=generator, device=points.device) @ memory.factor.mT
-        self.points.clamp_(min=0)
+        if self.follow_relu:
+            self.points.clamp_(min=0)
 
 
 def fit(vectors: Tensor, owner: int, count: float, form: Form, rank: int, clusters: int) -> Memory:
@@ -194,7 +196,10 @@ class LatentMemory:
     def drift(self, shift: Tensor) -> None:
         """Shift the memory of each class by `shift` (K, D)."""
         if self.classes is not None:
-            self.classes = self.classes._replace(mean=self.classes.mean + shift[self.classes.owner])
+            moved = self.classes.mean + shift[self.classes.owner]
+            if (self.classes.mean >= 0).all():  # features that follow a ReLU still do
+                moved = moved.clamp_min(0)
+            self.classes = self.classes._replace(mean=moved)
 
     def parts(self) -> dict[str, Memory]:
         both = {"background": self.background, "classes": self.classes}

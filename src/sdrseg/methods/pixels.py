@@ -74,20 +74,23 @@ class PixelTerms:
 
     def counts(self, batch: Batch) -> dict[str, Tensor]:
         """The number of pixels in the means of CE and KD."""
-        all_pixels = torch.ones_like(batch.padding)
-        all_count = self.config.ce.reduction == "all" or self.config.ce.kind == "binary"
         kept = self.distilled(batch)
         if self.config.kd.kind == "cil":
             kept = kept & ((batch.labels == 0) | (batch.labels == VOID))
-        chosen: dict[str, Tensor] = {"ce": all_pixels if all_count else batch.labels != VOID, "kd": kept}
-        if self._class_weights is not None and not all_count:
-            labels, certain = self._split(batch.labels)
-            chosen["ce"] = pixel_weights(labels, self._hidden(), self._class_weights)
-            if certain is not None:
-                chosen["ce"] = chosen["ce"] + pixel_weights(certain, 1, self._class_weights)
+        chosen = {"ce": self._weights_in_ce(batch), "kd": kept}
         if self.config.kd.kind == "cil_official":  # a mean over its own pixels
             del chosen["kd"]
         return {name: self.processes.sum(pixels.sum().float()) for name, pixels in chosen.items()}
+
+    def _weights_in_ce(self, batch: Batch) -> Tensor:
+        """(B, H, W): the weight of each pixel in the mean of the cross-entropy."""
+        if self.config.ce.reduction == "all" or self.config.ce.kind == "binary":
+            return torch.ones_like(batch.padding)
+        if self._class_weights is None:
+            return batch.labels != VOID
+        labels, certain = self._split(batch.labels)
+        weights = pixel_weights(labels, self._hidden(), self._class_weights)
+        return weights if certain is None else weights + pixel_weights(certain, 1, self._class_weights)
 
     def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
         """Cross-entropy and, with a teacher and a weight above 0, distillation."""

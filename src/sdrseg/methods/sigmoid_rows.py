@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sdrseg.decision import Decision
+from sdrseg.labels import VOID
 from sdrseg.losses.one_vs_rest import one_vs_rest_sums
 from sdrseg.methods.base import Method, StepInfo
 from sdrseg.methods.laps_settings import Laps
@@ -34,6 +35,9 @@ class SigmoidRows(Method):
             rows = student.classifier
             assert rows.bias is not None
             rows.weight[0], rows.bias[0], rows.bias[1:] = 0, 0, -2.0
+
+    def _weights_in_ce(self, batch: Batch) -> Tensor:
+        return batch.labels != VOID
 
     def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
         sums = one_vs_rest_sums(z[:, 1:], batch.labels, 1, self.own.positive_base)

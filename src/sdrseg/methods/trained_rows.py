@@ -75,6 +75,11 @@ class TrainedRows(SigmoidRows):
         zero, weights = torch.zeros_like(self.scale), self.weights()
         return {n: torch.stack([zero, *parts]).sum() / self.scale for n, parts in sums.items() if weights[n] > 0}
 
+    def _distillation(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
+        """Sigmoids without the row of background: it is always 0, a constant in the loss."""
+        first = 1 if (self.decision, self.config.kd.kind) == ("sigmoid", "binary") else 0
+        return super()._distillation(batch, z[:, first:], None if t is None else t[:, first:])
+
     def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
         """The teacher's logits; where the label is a new class, the target of old rows is 0 if `laps.on_new` is no."""
         if t is None or self.own.on_new != "no":
