@@ -110,11 +110,21 @@ def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place,
     before = [c["before"] for c in done.result["old"]]  # the same images, model and rule for what is not labelled
     assert before == pytest.approx([100 * c["iou"] for c in scored])
 
-    extend(tmp_path / "8", place / "orange", tmp_path / "9", method="ft", settings=QUICK, display=Quiet())
+    class Scored(Quiet):
+        def scored(self, score, oracle):
+            self.said.append(score.miou())
+
+    last = Scored()
+    extend(tmp_path / "8", place / "orange", tmp_path / "9", method="ft", settings=QUICK, display=last)
     model = sdrseg.load(tmp_path / "9")
     assert [c.name for c in model.classes] == list(NAMES) and [c.step for c in model.classes][-3:] == [1, 2, 3]
     assert set(np.unique(model.predict(np.zeros((40, 50, 3), np.uint8)).mask)) <= set(range(10))
     told = history(tmp_path / "9")
+    for step in told["steps"][1:]:  # new is what the step added, old all before it
+        *old, own = json.loads((tmp_path / f"9/steps/{step['step']}/metrics.json").read_text())["classes"]
+        assert step["classes"] == [own["name"]] and step["new_miou"] == own["iou"]
+        assert step["old_miou"] == pytest.approx(np.mean([c["iou"] for c in old]))
+    assert last.said[-1]["new"] == step["new_miou"] and last.said[-1]["old"] == step["old_miou"]
     assert [s["classes"] for s in told["steps"]][1:] == [["white"], ["black"], ["orange"]] and not told["broken"]
     assert [Path(s["data"]).name for s in told["steps"]] == ["base", "white", "black", "orange"]
     assert [r["same"] for r in score_again(tmp_path / "9")] == [True] * 4

@@ -48,9 +48,9 @@ def mean_of(values: Values, channels: Sequence[int]) -> float | None:
 
 @dataclass(frozen=True)
 class StepScore:
-    """The scores after a step. `base`: the number of channels of step 0, background included. `unknown`: channels that
-    no scored image labels; pixels in their rows are only counted against other classes. `removed`: channels of removed
-    classes, which the matrix counts as background."""
+    """The scores after a step. `base`: how many channels are old, background included: those of step 0. `unknown`:
+    channels that no scored image labels; pixels in their rows are only counted against other classes. `removed`:
+    channels of removed classes, which the matrix counts as background."""
 
     step: int
     names: tuple[str, ...]

@@ -51,6 +51,8 @@ def evaluate_run(folder: Path, data: Path | None, json: bool, transform: str | N
             ["step", "old", "new", "all", "same as in training"],
             rows,
         )
+        if len(results) > 2 and EXTENDED_IMAGES in images:
+            console().print("old: the classes of step 0; new: those of all later steps", markup=False)
         for reason in sorted({r.get("difference") or "" for r in results} - {""}):
             console().print(reason, markup=False, soft_wrap=True)
     return all(r["same"] is not False for r in results)

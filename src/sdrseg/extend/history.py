@@ -25,7 +25,7 @@ from sdrseg.scenario import parse_spec
 
 
 def history(run: Path) -> dict[str, Any]:
-    """Every finished step of a run: date, method, data, new classes and scores."""
+    """Every finished step of a run: date, method, data, new classes, and mean IoU of these and of earlier classes."""
     last, top = find_step(run, None)
     if top is None:
         raise UsageError(f"{run}: a step without its run has no history. Name the folder of the run.")
@@ -35,7 +35,7 @@ def history(run: Path) -> dict[str, Any]:
     steps = []
     for number in range(int(last.name) + 1):
         meta = folder.read_json(f"steps/{number}/meta.json")
-        scored = folder.read_json(f"steps/{number}/metrics.json") if folder.has_metrics(number) else None
+        miou = _miou(folder, number, sum(c["step"] < number for c in meta["classes"]))
         steps.append(
             {
                 "step": number,
@@ -45,11 +45,20 @@ def history(run: Path) -> dict[str, Any]:
                 "classes": [c["name"] for c in meta["classes"] if c["step"] == number and c["channel"] > 0],
                 "model": meta["files"]["model"]["sha256"],
                 "parent": meta["parent"],
-                "miou": None if scored is None else scored["miou"],
+                "new_miou": miou["new"],
+                "old_miou": miou["old"],
             }
         )
     broken = [s["step"] for s, before in zip(steps[1:], steps, strict=False) if s["parent"] != before["model"]]
     return {"run": str(top), "steps": steps, "changes": list(chain["changes"]), "broken": broken}
+
+
+def _miou(folder: RunFolder, step: int, earlier: int) -> dict[str, float | None]:
+    """Mean IoU after a step of its own classes, new, and of the first `earlier` channels, old."""
+    if not folder.has_metrics(step):
+        return {"old": None, "new": None}
+    score = StepScore.from_dict(folder.read_json(f"steps/{step}/metrics.json"))
+    return replace(score, base=earlier).miou()
 
 
 def rollback(run: Path, step: int, out: Path) -> Path:

@@ -72,15 +72,16 @@ def show_history(found: dict[str, Any], json: bool) -> None:
             s["step"],
             s["made"] or "–",
             s["method"],
-            ", ".join(s["classes"]),
             s["data"],
             s["model"][:12],
-            *(_percent(None if s["miou"] is None else s["miou"][g]) for g in ("old", "new")),
+            ", ".join(s["classes"]),
+            _percent(s["new_miou"]),
+            _percent(s["old_miou"]),
         ]
         for s in found["steps"]
     ]
-    headers = ["step", "made", "method", "new classes", "data", "model", "mIoU old", "new"]
-    print_table(found["run"], headers, rows)
+    headers = ["step", "made", "method", "data", "model", "new classes", "their mIoU", "mIoU of earlier classes"]
+    print_table(f"{found['run']} (mIoU in per cent, with background where it is scored)", headers, rows)
     for change in found["changes"]:
         console().print(f"{change['date']}: {change['what']}", soft_wrap=True)
     for step in found["broken"]:
