@@ -22,7 +22,7 @@ from sdrseg.extend.history import history
 from sdrseg.extend.imported import import_model
 from sdrseg.extend.parent import read_parent
 from sdrseg.extend.remember import views_of
-from sdrseg.extend.run import extend
+from sdrseg.extend.run import Extension, extend
 from sdrseg.extend.show import show_extension
 
 GIVEN = {"settings": QUICK, "method": "ft", "display": Quiet()}
@@ -58,6 +58,26 @@ def test_forgetting_is_missed_if_some_old_classes_have_no_score(place, moved, ca
     show_extension(done, json=False)
     shown = capsys.readouterr().out
     assert "(over 1 of 7 old classes; " in shown and "verdict: MISSED: forgetting is" in shown
+
+
+@pytest.mark.parametrize(
+    ("images", "others", "why"),
+    [
+        (0, ["red"], "old test images are not available"),
+        (3, ["red"], "no old class is labelled in the 3 old test images"),
+        (19, [], "no old class is left besides background"),
+    ],
+)
+def test_why_forgetting_is_not_measured(images, others, why, capsys):
+    old = [{"name": name, "before": None, "after": None, "lost": None} for name in ("background", *others)]
+    result = {"old": old, "new": [], "new_iou": None, "held_out_images": 2, "old_images": images, "forgetting": None}
+    result |= {"kept_elsewhere": 0.98, "verdict": {"asked": False}}
+    show_extension(Extension(Path("run"), 1, "ft", (), None, result, {}), json=False)
+    shown = capsys.readouterr().out
+    assert f"{why}; on the new images, 98.0 % of the pixels outside the new classes" in shown
+    result["kept_elsewhere"] = None
+    show_extension(Extension(Path("run"), 1, "ft", (), None, result, {}), json=False)
+    assert f"{why}\n" in capsys.readouterr().out
 
 
 def test_old_data_restores_what_an_earlier_extension_did_without(place, moved):
