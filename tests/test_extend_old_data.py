@@ -60,6 +60,12 @@ def test_forgetting_is_missed_if_some_old_classes_have_no_score(place, moved, ca
     assert "(over 1 of 7 old classes; " in shown and "verdict: MISSED: forgetting is" in shown
 
 
+def outcome(old: list[dict], **result) -> Extension:
+    """An extension whose result has these old classes."""
+    usual = {"new": [], "new_iou": None, "held_out_images": 2, "forgetting": None, "kept_elsewhere": None}
+    return Extension(Path("run"), 1, "ft", (), None, {**usual, "old": old, "verdict": {"asked": False}, **result}, {})
+
+
 @pytest.mark.parametrize(
     ("images", "others", "why"),
     [
@@ -70,14 +76,20 @@ def test_forgetting_is_missed_if_some_old_classes_have_no_score(place, moved, ca
 )
 def test_why_forgetting_is_not_measured(images, others, why, capsys):
     old = [{"name": name, "before": None, "after": None, "lost": None} for name in ("background", *others)]
-    result = {"old": old, "new": [], "new_iou": None, "held_out_images": 2, "old_images": images, "forgetting": None}
-    result |= {"kept_elsewhere": 0.98, "verdict": {"asked": False}}
-    show_extension(Extension(Path("run"), 1, "ft", (), None, result, {}), json=False)
-    shown = capsys.readouterr().out
-    assert f"{why}; on the new images, 98.0 % of the pixels outside the new classes" in shown
-    result["kept_elsewhere"] = None
-    show_extension(Extension(Path("run"), 1, "ft", (), None, result, {}), json=False)
+    show_extension(outcome(old, old_images=images, kept_elsewhere=0.98), json=False)
+    assert f"{why}; on the new images, 98.0 % of the pixels outside the new classes" in capsys.readouterr().out
+    show_extension(outcome(old, old_images=images), json=False)
     assert f"{why}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [(3.0, "lost 3.0"), (0.04, "lost 0.0"), (0.0, "lost 0.0"), (-0.018, "lost 0.0"), (-0.06, "gained 0.1")],
+)
+def test_a_gain_that_rounds_to_nothing_is_no_gain(lost, said, capsys):
+    old = [{"name": name, "before": 50.0, "after": 50.0 - lost, "lost": lost} for name in ("background", "red")]
+    show_extension(outcome(old, old_images=12, forgetting=lost), json=False)
+    assert f"old classes {said} points on average (12 test images)" in capsys.readouterr().out
 
 
 def test_old_data_restores_what_an_earlier_extension_did_without(place, moved):

@@ -36,7 +36,8 @@ def show_extension(done: Extension, json: bool) -> None:
 def _old_classes(result: dict[str, Any]) -> str:
     """What the old classes lost, and on which images, or why it is not known."""
     if (lost := result["forgetting"]) is not None:
-        verb = "lost" if lost >= 0 else "gained"
+        lost = round(lost, 1)
+        verb = "gained" if lost < 0 else "lost"
         counted = quantity(result["old_images"], "test image")
         if without := unmeasured(result):
             old = len(result["old"]) - 1
