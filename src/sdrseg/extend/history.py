@@ -35,7 +35,6 @@ def history(run: Path) -> dict[str, Any]:
     steps = []
     for number in range(int(last.name) + 1):
         meta = folder.read_json(f"steps/{number}/meta.json")
-        miou = _miou(folder, number, sum(c["step"] < number for c in meta["classes"]))
         steps.append(
             {
                 "step": number,
@@ -45,20 +44,19 @@ def history(run: Path) -> dict[str, Any]:
                 "classes": [c["name"] for c in meta["classes"] if c["step"] == number and c["channel"] > 0],
                 "model": meta["files"]["model"]["sha256"],
                 "parent": meta["parent"],
-                "new_miou": miou["new"],
-                "old_miou": miou["old"],
+                **_scores(folder, number, sum(c["step"] < number for c in meta["classes"])),
             }
         )
     broken = [s["step"] for s, before in zip(steps[1:], steps, strict=False) if s["parent"] != before["model"]]
     return {"run": str(top), "steps": steps, "changes": list(chain["changes"]), "broken": broken}
 
 
-def _miou(folder: RunFolder, step: int, earlier: int) -> dict[str, float | None]:
-    """Mean IoU after a step of its own classes, new, and of the first `earlier` channels, old."""
+def _scores(folder: RunFolder, step: int, earlier: int) -> dict[str, Any]:
+    """The means after a step, where the first `earlier` channels are old, and over how many classes they are."""
     if not folder.has_metrics(step):
-        return {"old": None, "new": None}
-    score = StepScore.from_dict(folder.read_json(f"steps/{step}/metrics.json"))
-    return replace(score, base=earlier).miou()
+        return {"new_miou": None, "old_miou": None, "measured": None}
+    score = replace(StepScore.from_dict(folder.read_json(f"steps/{step}/metrics.json")), base=earlier)
+    return {"new_miou": score.miou()["new"], "old_miou": score.miou()["old"], "measured": score.measured()["all"]}
 
 
 def rollback(run: Path, step: int, out: Path) -> Path:

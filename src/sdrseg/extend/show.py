@@ -87,6 +87,10 @@ def show_history(found: dict[str, Any], json: bool) -> None:
     ]
     headers = ["step", "made", "method", "data", "model", "new classes", "their mIoU", "mIoU of earlier classes"]
     print_table(f"{found['run']} (mIoU in per cent, with background where it is scored)", headers, rows)
+    for step in found["steps"]:
+        over, of = step["measured"] or (0, 0)
+        if 0 < over < of:
+            console().print(f"step {step['step']}: the means are over {over} of {of} classes")
     for change in found["changes"]:
         console().print(f"{change['date']}: {change['what']}", soft_wrap=True)
     for step in found["broken"]:
