@@ -193,6 +193,7 @@ def test_impossible_requests_are_reported_before_any_work(place, tmp_path):
     run, white = place / "run", place / "white"
     for model, data, options, match in (
         (run, white, {"classes": ["red"]}, "has had a class of this name since step 0"),
+        (run, white, {"classes": ["background"]}, "class of all other pixels. Leave it out, or rename it in "),
         (run, white, {"classes": ["whitee"]}, "no such class; did you mean 'white'"),
         (run, white, {"classes": ["white", "white"]}, "name each new class once"),
         (run, place / "base", {}, "already knows all of its classes"),
