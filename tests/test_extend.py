@@ -223,6 +223,11 @@ def test_impossible_requests_are_reported_before_any_work(place, tmp_path):
         extend(run, white, run, display=Quiet())
     with pytest.raises(UsageError, match="must not be changed"):
         extend(run, white, run / "steps/1", display=Quiet())
+    with pytest.raises(UsageError, match="must not be changed"):
+        rollback(run, 0, run / "back")
+    with pytest.raises(UsageError, match="must not be changed"):
+        change_classes(run, run / "deep/renamed", {"red": "crimson"}, [])
+    assert not (run / "back").exists() and not (run / "deep").exists()
 
 
 def test_masks_of_old_classes_too_are_learned_or_hidden_as_asked(place, tmp_path):

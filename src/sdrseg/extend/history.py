@@ -90,6 +90,7 @@ def change_classes(run: Path, out: Path, rename: Mapping[str, str], remove: Sequ
 
 def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozenset[str], description: str) -> None:
     """Copy the steps of a run up to one of them, and add a line to the history. config.json is written last."""
+    parent.require_outside(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SdrsegError(f"{out} already exists. Choose a new folder with --out.")
     new, folder = RunFolder(out), parent.folder
