@@ -176,12 +176,21 @@ def test_classes_are_renamed_and_removed(place, tmp_path):
     for rename, remove, match in (
         ({"redd": "x"}, [], "no class 'redd'; did you mean 'red'"),
         ({"red": "blue"}, [], "the same name"),
+        ({"red": " "}, [], "--rename red= : a class needs a name"),
         ({}, ["background"], "background: the class of all other pixels cannot be"),
         ({}, [], "nothing to change"),
         ({"red": "x"}, ["red"], "both renamed and removed"),
     ):
         with pytest.raises(UsageError, match=match):
             change_classes(place / "run", tmp_path / "never", rename, remove)
+    for options, match in (
+        (["red= "], "--rename red= : write OLD=NEW"),
+        (["red"], "--rename red: write OLD=NEW"),
+        (["red=x", "red=y"], "--rename red=y: red is also renamed to x"),
+    ):
+        words = [word for option in options for word in ("--rename", option)]
+        said = CliRunner().invoke(app, ["classes", str(place / "run"), *words, "--out", str(tmp_path / "never")])
+        assert isinstance(said.exception, UsageError) and match in str(said.exception)
     assert not (tmp_path / "never").exists()
 
 

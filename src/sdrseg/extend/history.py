@@ -80,9 +80,11 @@ def change_classes(run: Path, out: Path, rename: Mapping[str, str], remove: Sequ
             raise UsageError(f"{parent.folder.path}: there is no class {name!r}{nearest(name, names[1:])}")
     if twice := set(rename) & set(remove):
         raise UsageError(f"{twice.pop()} is both renamed and removed. Choose one.")
+    if nameless := [old for old, new in rename.items() if not new.strip()]:
+        raise UsageError(f"--rename {nameless[0]}={rename[nameless[0]]}: a class needs a name.")
     after = [rename.get(name, name) for name in parent.scenario.classes]
-    if "" in after or len(set(after)) < len(after):
-        raise UsageError(f"--rename: two classes would have the same name, or one would have none: {', '.join(after)}.")
+    if len(set(after)) < len(after):
+        raise UsageError(f"--rename: two classes would have the same name: {', '.join(after)}.")
     description = [f"{old} renamed to {new}" for old, new in rename.items()] + [f"{name} removed" for name in remove]
     _copy_run(parent, out, dict(rename), frozenset(remove), ", ".join(description))
     return out
