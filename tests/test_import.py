@@ -92,6 +92,12 @@ def test_a_failed_import_is_explained(tmp_path):
         ("unet", names, {}, "needs an --encoder"),
         ("unet", names, {"encoder": "resnet34"}, r"missing: encoder\.layer1\.2\.conv1\.weight, .*other options"),
         ("fpn", names, known, r"does not fit fpn \(missing: .*unexpected: .*of another shape: "),
+        (
+            "deeplabv3_resnet50",
+            names,
+            {"encoder": "resnet34"},
+            "--encoder resnet34: deeplabv3_resnet50 of .* has resnet50",
+        ),
         ("deeplabv3_resnet50", names, {}, r"does not fit deeplabv3_resnet50 \(missing: backbone\."),
     ):
         with pytest.raises(SdrsegError, match=match):

@@ -93,11 +93,14 @@ def _open(
 ) -> tuple[nn.Module, Net, dict[str, Tensor]]:
     """The model as built by its own library, the settings of our network, and the tensors by our names."""
     if arch in TORCHVISION:
+        own = arch.rpartition("_")[2]
+        if encoder not in (None, own):
+            raise UsageError(f"--encoder {encoder}: {arch} of torchvision has {own}. Leave --encoder out.")
         ours = {n: t for n, t in tensors.items() if not n.startswith("aux_classifier.")}
         count = len(ours.get("classifier.4.weight", ()))
         source = getattr(segmentation, arch)(weights=None, weights_backbone=None, num_classes=max(1, count))
         net = Net(
-            encoder=arch.rpartition("_")[2],
+            encoder=own,
             decoder="deeplabv3",
             output_stride=8,
             atrous="12,24,36",
