@@ -110,11 +110,21 @@ def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place,
     before = [c["before"] for c in done.result["old"]]  # the same images, model and rule for what is not labelled
     assert before == pytest.approx([100 * c["iou"] for c in scored])
 
-    extend(tmp_path / "8", place / "orange", tmp_path / "9", method="ft", settings=QUICK, display=Quiet())
+    class Scored(Quiet):
+        def scored(self, score, oracle):
+            self.said.append(score.miou())
+
+    last = Scored()
+    extend(tmp_path / "8", place / "orange", tmp_path / "9", method="ft", settings=QUICK, display=last)
     model = sdrseg.load(tmp_path / "9")
     assert [c.name for c in model.classes] == list(NAMES) and [c.step for c in model.classes][-3:] == [1, 2, 3]
     assert set(np.unique(model.predict(np.zeros((40, 50, 3), np.uint8)).mask)) <= set(range(10))
     told = history(tmp_path / "9")
+    for step in told["steps"][1:]:  # new is what the step added, old all before it
+        *old, own = json.loads((tmp_path / f"9/steps/{step['step']}/metrics.json").read_text())["classes"]
+        assert step["classes"] == [own["name"]] and step["new_miou"] == own["iou"]
+        assert step["old_miou"] == pytest.approx(np.mean([c["iou"] for c in old]))
+    assert last.said[-1]["new"] == step["new_miou"] and last.said[-1]["old"] == step["old_miou"]
     assert [s["classes"] for s in told["steps"]][1:] == [["white"], ["black"], ["orange"]] and not told["broken"]
     assert [Path(s["data"]).name for s in told["steps"]] == ["base", "white", "black", "orange"]
     assert [r["same"] for r in score_again(tmp_path / "9")] == [True] * 4
@@ -166,12 +176,21 @@ def test_classes_are_renamed_and_removed(place, tmp_path):
     for rename, remove, match in (
         ({"redd": "x"}, [], "no class 'redd'; did you mean 'red'"),
         ({"red": "blue"}, [], "the same name"),
+        ({"red": " "}, [], "--rename red= : a class needs a name"),
         ({}, ["background"], "background: the class of all other pixels cannot be"),
         ({}, [], "nothing to change"),
         ({"red": "x"}, ["red"], "both renamed and removed"),
     ):
         with pytest.raises(UsageError, match=match):
             change_classes(place / "run", tmp_path / "never", rename, remove)
+    for options, match in (
+        (["red= "], "--rename red= : write OLD=NEW"),
+        (["red"], "--rename red: write OLD=NEW"),
+        (["red=x", "red=y"], "--rename red=y: red is also renamed to x"),
+    ):
+        words = [word for option in options for word in ("--rename", option)]
+        said = CliRunner().invoke(app, ["classes", str(place / "run"), *words, "--out", str(tmp_path / "never")])
+        assert isinstance(said.exception, UsageError) and match in str(said.exception)
     assert not (tmp_path / "never").exists()
 
 
@@ -183,6 +202,7 @@ def test_impossible_requests_are_reported_before_any_work(place, tmp_path):
     run, white = place / "run", place / "white"
     for model, data, options, match in (
         (run, white, {"classes": ["red"]}, "has had a class of this name since step 0"),
+        (run, white, {"classes": ["background"]}, "class of all other pixels. Leave it out, or rename it in "),
         (run, white, {"classes": ["whitee"]}, "no such class; did you mean 'white'"),
         (run, white, {"classes": ["white", "white"]}, "name each new class once"),
         (run, place / "base", {}, "already knows all of its classes"),
@@ -212,6 +232,11 @@ def test_impossible_requests_are_reported_before_any_work(place, tmp_path):
         extend(run, white, run, display=Quiet())
     with pytest.raises(UsageError, match="must not be changed"):
         extend(run, white, run / "steps/1", display=Quiet())
+    with pytest.raises(UsageError, match="must not be changed"):
+        rollback(run, 0, run / "back")
+    with pytest.raises(UsageError, match="must not be changed"):
+        change_classes(run, run / "deep/renamed", {"red": "crimson"}, [])
+    assert not (run / "back").exists() and not (run / "deep").exists()
 
 
 def test_masks_of_old_classes_too_are_learned_or_hidden_as_asked(place, tmp_path):

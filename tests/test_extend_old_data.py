@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import segmentation_models_pytorch as smp
 import torch
+from typer.testing import CliRunner
 
 from extend_data import NAMES, QUICK, SIDE, base_folder, base_run, coco_folder, masks_folder
 from formats import save
 from runs import Quiet
+from sdrseg.cli import app
 from sdrseg.datasets.extended import read_chain
 from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import SdrsegError
@@ -22,8 +24,9 @@ from sdrseg.extend.history import history
 from sdrseg.extend.imported import import_model
 from sdrseg.extend.parent import read_parent
 from sdrseg.extend.remember import views_of
-from sdrseg.extend.run import extend
+from sdrseg.extend.run import Extension, extend
 from sdrseg.extend.show import show_extension
+from sdrseg.reporting import write_report
 
 GIVEN = {"settings": QUICK, "method": "ft", "display": Quiet()}
 
@@ -58,6 +61,60 @@ def test_forgetting_is_missed_if_some_old_classes_have_no_score(place, moved, ca
     show_extension(done, json=False)
     shown = capsys.readouterr().out
     assert "(over 1 of 7 old classes; " in shown and "verdict: MISSED: forgetting is" in shown
+
+
+def outcome(old: list[dict], **result) -> Extension:
+    """An extension whose result has these old classes."""
+    usual = {"new": [], "new_iou": None, "held_out_images": 2, "forgetting": None, "kept_elsewhere": None}
+    return Extension(Path("run"), 1, "ft", (), None, {**usual, "old": old, "verdict": {"asked": False}, **result}, {})
+
+
+@pytest.mark.parametrize(
+    ("images", "others", "why"),
+    [
+        (0, ["red"], "old test images are not available"),
+        (3, ["red"], "no old class is labelled in the 3 old test images"),
+        (19, [], "no old class is left besides background"),
+    ],
+)
+def test_why_forgetting_is_not_measured(images, others, why, capsys):
+    old = [{"name": name, "before": None, "after": None, "lost": None} for name in ("background", *others)]
+    show_extension(outcome(old, old_images=images, kept_elsewhere=0.98), json=False)
+    assert f"{why}; on the new images, 98.0 % of the pixels outside the new classes" in capsys.readouterr().out
+    show_extension(outcome(old, old_images=images), json=False)
+    assert f"{why}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [(3.0, "lost 3.0"), (0.04, "lost 0.0"), (0.0, "lost 0.0"), (-0.018, "lost 0.0"), (-0.06, "gained 0.1")],
+)
+def test_a_gain_that_rounds_to_nothing_is_no_gain(lost, said, capsys):
+    old = [{"name": name, "before": 50.0, "after": 50.0 - lost, "lost": lost} for name in ("background", "red")]
+    show_extension(outcome(old, old_images=12, forgetting=lost), json=False)
+    assert f"old classes {said} points on average (12 test images)" in capsys.readouterr().out
+
+
+def test_what_was_not_measured_is_not_reported(place, moved):
+    """Only white is labelled in the scored images of step 1: nothing is known about the six old classes."""
+    page = write_report([moved / "7"], moved / "7.html", images=0)[0].read_text()
+    assert "mIoU over 1 of 7 classes after step 1. The others were not measured." in page
+    assert "the means are over 1 of 7 classes" in page and "step-averaged" not in page
+    assert "after step 1 some of the known classes were not measured" in page
+    assert "Forgetting was not measured: old test images are not available." in page
+    assert "<p>Not measured: old test images are not available.</p>" in page and "No test image has fewer" not in page
+    assert "<p>Not measured, as Kept and lost says.</p>" in page and "known for more than one step" not in page
+    shown = CliRunner().invoke(app, ["history", str(moved / "7")]).output
+    assert "step 1: the means are over 1 of 7 classes" in shown and "step 0: the means" not in shown
+    shown = CliRunner().invoke(app, ["evaluate", str(moved / "7")]).output
+    assert "step 1: the means are over 1 of 7 classes" in shown
+    extend(place / "run", place / "white", moved / "both", **GIVEN)
+    page = write_report([moved / "both"], moved / "both.html", images=0)[0].read_text()
+    assert (
+        "mIoU over all classes after step 1 (" in page
+        and "step-averaged" in page
+        and "not measured" not in page.lower()
+    )
 
 
 def test_old_data_restores_what_an_earlier_extension_did_without(place, moved):

@@ -88,10 +88,23 @@ def test_a_failed_import_is_explained(tmp_path):
         ("unet", ["a", "b"], known, "3 channels, and --classes names 2"),
         ("unet", ["a"], known, "3 channels, and --classes names 1"),
         ("unet", ["a", "a", "b"], known, "Name each channel once"),
-        ("unett", names, known, "did you mean 'unet'"),
+        ("unett", names, known, "--arch unett: not supported. Supported are deeplabv3_resnet50, .*, unet, "),
+        (
+            "deeplabv3_mobilenet_v3_large",
+            names,
+            {},
+            "not supported. Supported are deeplabv3_resnet50, deeplabv3_resnet101",
+        ),
+        ("official", names, known, "--arch official: not supported"),
         ("unet", names, {}, "needs an --encoder"),
         ("unet", names, {"encoder": "resnet34"}, r"missing: encoder\.layer1\.2\.conv1\.weight, .*other options"),
         ("fpn", names, known, r"does not fit fpn \(missing: .*unexpected: .*of another shape: "),
+        (
+            "deeplabv3_resnet50",
+            names,
+            {"encoder": "resnet34"},
+            "--encoder resnet34: deeplabv3_resnet50 of .* has resnet50",
+        ),
         ("deeplabv3_resnet50", names, {}, r"does not fit deeplabv3_resnet50 \(missing: backbone\."),
     ):
         with pytest.raises(SdrsegError, match=match):

@@ -271,8 +271,11 @@ def test_an_unreadable_mask_is_a_problem_with_its_present_path(folder: Path):
         assert "not an 8-bit mask" in index.problems[1].detail
         assert counts(index) == [EXPECTED[0], {}, {}, EXPECTED[2]]
         assert index.sizes.tolist() == [[2, 3], [0, 0], [0, 0], [2, 2]]
-    with pytest.raises(DataError, match=r"elsewhere/b\.png.* \(and 1 more\)\. `sdrseg data` lists every problem"):
+    with pytest.raises(
+        DataError, match=r"elsewhere/b\.png.* \(and 1 more\)\. `sdrseg data` lists every problem"
+    ) as caught:
         index.require_sound(Masks(moved))
+    assert ".." not in str(caught.value) and ". (" not in str(caught.value)
 
 
 def test_a_mask_that_vanished_after_listing(folder: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from sdrseg.metrics import StepScore, class_by_step, forgetting, harmonic, intransigence, iou, pixel_accuracy, summary
+from sdrseg.metrics import (
+    StepScore,
+    class_by_step,
+    forgetting,
+    harmonic,
+    intransigence,
+    iou,
+    partly_measured,
+    pixel_accuracy,
+    summary,
+)
+from sdrseg.terminal import TrainingDisplay
 
 
 def confusion_by_loops(truth: list[int], predicted: list[int], classes: int) -> np.ndarray:
@@ -63,6 +75,22 @@ def test_a_class_without_ground_truth_is_left_out_and_named():
     assert made.miou()["all"] == pytest.approx(0.6)
     assert made.to_dict()["left_out"] == ["c1", "nobody"]
     assert made.miou()["new"] is None  # "nobody" has no ground truth
+
+
+def test_a_mean_says_over_how_many_classes_it_is(capsys):
+    made = replace(score(1, 3, [0.5, np.nan, 0.7, 0.2]), removed=(4,))  # 4: "nobody"
+    assert made.measured()["old"] == (2, 3) and made.measured()["new"] == (1, 1) and made.measured()["all"] == (3, 4)
+    none = replace(score(1, 3, [np.nan, 0.5, 0.7, 0.2]), removed=(4,))  # a background that is not part of the data
+    assert none.measured()["old"] == none.measured()["old_without_background"] == (2, 2)
+    only_new = replace(score(1, 3, [np.nan, np.nan, np.nan, 0.2]), removed=(4,))
+    display = TrainingDisplay(2)
+    for one in (made, none, only_new):
+        display.scored(one, oracle=False)
+    assert capsys.readouterr().err.splitlines() == [
+        "step 1: mIoU old 60.0 (over 2 of 3 classes), new 20.0, all 46.7 (over 3 of 4 classes)",
+        "step 1: mIoU old 60.0, new 20.0, all 46.7",
+        "step 1: mIoU new 20.0",
+    ]
 
 
 def test_scores_survive_json():
@@ -138,3 +166,15 @@ def test_the_sentence_about_forgetting_counts_the_classes_of_its_mean():
     assert f"loses {lost:.1f}\u00a0points of its best IoU on average" in said
     assert f"a loses the most ({lost:.1f}\u00a0points)" in said
     assert _percent(-0.0001) == "0.0" and _points(-0.0001).startswith("0.0")
+
+
+def test_steps_that_measure_different_classes_have_no_average():
+    """A step that labels only its new class, as an extension without old test images."""
+    alone = replace(STEPS[1], unknown=(0, 1))
+    assert partly_measured([STEPS[0], alone]) == [1] and summary([STEPS[0], alone])["step_averaged_miou"] is None
+    assert partly_measured([STEPS[0], alone, STEPS[2]]) == [1]
+    unscored = replace(STEPS[0], unknown=(0, 1))
+    assert summary([unscored, alone])["step_averaged_miou"] is None  # a step without any score
+    without = [replace(one, unknown=(1,)) for one in STEPS]  # a class that has no test image at all
+    assert partly_measured(without) == []
+    assert summary(without)["step_averaged_miou"] == pytest.approx(np.mean([s.miou()["all"] for s in without]))

@@ -236,6 +236,8 @@ def test_files_that_are_not_tensors(tmp_path, monkeypatch, whole):
     torch.save(whole, "net.pth")
     Path("cut.pth").write_bytes(Path("net.pth").read_bytes()[:-5000])
     refused(fresh(), Path("cut.pth"), r"cut\.pth: not a file of tensors")
+    Path("text.pth").write_bytes(b"hello world")  # torch: KeyError: 101
+    refused(fresh(), Path("text.pth"), r"text\.pth: not a file of tensors, or damaged\. Files that execute code")
     save_file(whole, "net.safetensors")
     Path("cut.safetensors").write_bytes(Path("net.safetensors").read_bytes()[:-5000])
     refused(

@@ -48,9 +48,9 @@ def mean_of(values: Values, channels: Sequence[int]) -> float | None:
 
 @dataclass(frozen=True)
 class StepScore:
-    """The scores after a step. `base`: the number of channels of step 0, background included. `unknown`: channels that
-    no scored image labels; pixels in their rows are only counted against other classes. `removed`: channels of removed
-    classes, which the matrix counts as background."""
+    """The scores after a step. `base`: how many channels are old, background included: those of step 0. `unknown`:
+    channels that no scored image labels; pixels in their rows are only counted against other classes. `removed`:
+    channels of removed classes, which the matrix counts as background."""
 
     step: int
     names: tuple[str, ...]
@@ -86,6 +86,14 @@ class StepScore:
         """Mean IoU by group, and the harmonic mean of old and new."""
         means = {name: mean_of(self.iou, channels) for name, channels in self.groups().items()}
         return means | {"harmonic": harmonic(means["old"], means["new"])}
+
+    def measured(self) -> dict[str, tuple[int, int]]:
+        """By group: over how many classes its mean is, and how many classes it has. Removed classes do not count, nor
+        does a background without pixels: some data have none."""
+        known = ~np.isnan(self.iou)
+        counted = [c for c in range(len(self.names)) if c not in self.removed and (c > 0 or known[0])]
+        found = {name: [known[c] for c in channels if c in counted] for name, channels in self.groups().items()}
+        return {name: (sum(flags), len(flags)) for name, flags in found.items()}
 
     def to_dict(self) -> dict[str, Any]:
         accuracy = self.accuracy
@@ -147,18 +155,31 @@ def intransigence(table: Values, offline: Mapping[str, float | None], names: Seq
     return result
 
 
+def partly_measured(scores: Sequence[StepScore]) -> list[int]:
+    """Steps without an IoU for a class that has one after another step: their means are over fewer classes."""
+    known = ~np.isnan(class_by_step(scores))
+    wanted = known.any(axis=1)
+    return [k for k, score in enumerate(scores) if (wanted & ~known[:, k])[: len(score.names)].any()]
+
+
+def step_averaged(scores: Sequence[StepScore]) -> float | None:
+    """The mean over the steps of "all"; None if some steps measure fewer classes or none."""
+    means = [score.miou()["all"] for score in scores]
+    known = [value for value in means if value is not None]
+    return float(np.mean(known)) if len(known) == len(means) and not partly_measured(scores) else None
+
+
 def summary(scores: Sequence[StepScore], offline: Mapping[str, float | None] | None = None) -> dict[str, Any]:
     """The summary of a chain of steps: means of the last and of each step, forgetting and intransigence."""
     table = class_by_step(scores)
     lost = forgetting(table)
     foreground = range(1, len(table))
     means = [score.miou() for score in scores]
-    all_means = [one["all"] for one in means if one["all"] is not None]
     result: dict[str, Any] = {
         "steps": len(scores),
         "miou": means[-1],
         "miou_by_step": means,
-        "step_averaged_miou": float(np.mean(all_means)) if all_means else None,
+        "step_averaged_miou": step_averaged(scores),
         "classes": list(scores[-1].names),
         "class_by_step": [[without_nan(v) for v in row] for row in table],
         "forgetting": {

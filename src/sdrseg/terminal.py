@@ -112,7 +112,7 @@ class TrainingDisplay:
 
     def scored(self, score: Any, oracle: bool) -> None:
         """Print the score after a step; `oracle`: on held-out images with all labels."""
-        means = _means(score.miou())
+        means = _means(score.miou(), score.measured())
         found = (
             f"mIoU {means}" + (f" on held-out images{ORACLE}" if oracle else "") if means else "not scored: no images"
         )
@@ -136,6 +136,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
-def _means(miou: dict[str, float | None]) -> str:
-    shown = {name: miou.get(name) for name in ("old", "new", "all")}
-    return ", ".join(f"{name} {100 * value:z.1f}" for name, value in shown.items() if value is not None)
+def _means(miou: dict[str, float | None], measured: dict[str, tuple[int, int]] | None = None) -> str:
+    """The means, without "all" if no old class has a score. `measured`: over how many classes they are."""
+    parts = []
+    for name in ("old", "new") if miou["old"] is None else ("old", "new", "all"):
+        over, of = (measured or {}).get(name, (0, 0))
+        if (value := miou[name]) is not None:
+            parts.append(f"{name} {100 * value:z.1f}" + (f" (over {over} of {of} classes)" if over < of else ""))
+    return ", ".join(parts)

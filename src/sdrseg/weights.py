@@ -158,10 +158,9 @@ def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except SafetensorError as error:
         raise SdrsegError(f"{file}: not a safetensors file, or incomplete ({error}). Download it again.") from error
     except Exception as error:  # truncated, foreign, or a pickle that would have to be executed
-        unsafe = isinstance(error, pickle.UnpicklingError)  # torch then advises to open it anyway
-        why = "" if unsafe else f" ({first_line(error)})"
+        damaged = "" if isinstance(error, pickle.UnpicklingError) else ", or damaged"
         raise SdrsegError(
-            f"{file}: not a file of tensors{why}. Files that execute code when opened are not read: "
+            f"{file}: not a file of tensors{damaged}. Files that execute code when opened are not read: "
             "save the state_dict alone, best with safetensors.torch.save_file."
         ) from error
     for _ in range(len(NESTED)):

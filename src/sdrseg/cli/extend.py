@@ -129,10 +129,15 @@ def classes(
     from sdrseg.errors import UsageError
     from sdrseg.extend.history import change_classes
 
-    pairs = [text.partition("=") for text in rename or []]
-    if wrong := [old for old, equals, new in pairs if not (equals and old and new)]:
-        raise UsageError(f"--rename {wrong[0]}: write OLD=NEW.")
-    print(f"run folder: {change_classes(run, out, {old: new for old, _, new in pairs}, remove or [])}")
+    renamed: dict[str, str] = {}
+    for text in rename or []:
+        old, _, new = (part.strip() for part in text.partition("="))
+        if not old or not new:
+            raise UsageError(f"--rename {text}: write OLD=NEW.")
+        if old in renamed:
+            raise UsageError(f"--rename {text}: {old} is also renamed to {renamed[old]}. Name each class once.")
+        renamed[old] = new
+    print(f"run folder: {change_classes(run, out, renamed, remove or [])}")
 
 
 def import_model(

@@ -73,7 +73,8 @@ class ClassIndex:
         ]
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            raise DataError(f"{wrong[0]}{more}. `sdrseg data` lists every problem. Repair or remove these files.")
+            first = wrong[0].rstrip(".")
+            raise DataError(f"{first}{more}. `sdrseg data` lists every problem. Repair or remove these files.")
 
 
 def class_index(source: Source, split: Split, progress: Progress | None = None) -> ClassIndex:

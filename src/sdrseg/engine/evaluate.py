@@ -171,7 +171,12 @@ def score_step(job: Job, step: Step) -> None:
         write_json(job.folder.step(step.number) / "metrics.json", {**found, "scored_on": job.scored_on})
         classes = {one["name"]: one["iou"] for one in found["classes"]}
         job.log.write("score", step=step.number, miou=result.miou(), classes=classes, scored_on=job.scored_on)
-        job.display.scored(result, job.oracle)
+        job.display.scored(as_shown(job, step, result), job.oracle)
+
+
+def as_shown(job: Job, step: Step, result: StepScore) -> StepScore:
+    """A score as messages show it: in an extension, the classes of every earlier step are old, not only of step 0."""
+    return replace(result, base=len(step.old)) if isinstance(job.source, Extended) and step.old else result
 
 
 def score_also(job: Job) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.distributed import Processes
+from sdrseg.metrics import StepScore
 from sdrseg.terminal import console, print_json, print_table
 
 
@@ -51,6 +52,12 @@ def evaluate_run(folder: Path, data: Path | None, json: bool, transform: str | N
             ["step", "old", "new", "all", "same as in training"],
             rows,
         )
+        if len(results) > 2 and EXTENDED_IMAGES in images:
+            console().print("old: the classes of step 0; new: those of all later steps", markup=False)
+        for one in map(StepScore.from_dict, results):
+            over, of = one.measured()["all"]
+            if 0 < over < of:
+                console().print(f"step {one.step}: the means are over {over} of {of} classes", markup=False)
         for reason in sorted({r.get("difference") or "" for r in results} - {""}):
             console().print(reason, markup=False, soft_wrap=True)
     return all(r["same"] is not False for r in results)

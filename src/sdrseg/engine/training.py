@@ -12,7 +12,7 @@ from sdrseg.datasets.batches import survey_batches, train_batches
 from sdrseg.datasets.order import TrainOrder
 from sdrseg.engine.best import Best
 from sdrseg.engine.checkpoint import load_training, training_tensors, with_prefix
-from sdrseg.engine.evaluate import score
+from sdrseg.engine.evaluate import as_shown, score
 from sdrseg.engine.fit import fit, survey
 from sdrseg.engine.job import Job
 from sdrseg.engine.kept import Kept
@@ -125,11 +125,12 @@ class StepTraining:
 
     def _score(self, epoch: int) -> float | None:
         job, number = self.job, self.step.number
-        miou = score(job, self.step, self.student, self.method.decision, ids=job.watched(self.step)).miou()
+        found = score(job, self.step, self.student, self.method.decision, ids=job.watched(self.step))
+        miou = found.miou()
         kept = self._kept.share(self.student, self.method.decision)
         more = {} if kept is None else {"kept": kept}
         job.log.write("validate", step=number, epoch=epoch, miou=miou, scored_on=job.scored_on, **more)
-        job.display.validated(number, epoch, miou | more, job.oracle)
+        job.display.validated(number, epoch, as_shown(job, self.step, found).miou() | more, job.oracle)
         return miou["all"] if miou["all"] is None or kept is None else miou["all"] * kept
 
     def _validate(self, epoch: int) -> bool:

@@ -25,7 +25,7 @@ from sdrseg.scenario import parse_spec
 
 
 def history(run: Path) -> dict[str, Any]:
-    """Every finished step of a run: date, method, data, new classes and scores."""
+    """Every finished step of a run: date, method, data, new classes, and mean IoU of these and of earlier classes."""
     last, top = find_step(run, None)
     if top is None:
         raise UsageError(f"{run}: a step without its run has no history. Name the folder of the run.")
@@ -35,7 +35,6 @@ def history(run: Path) -> dict[str, Any]:
     steps = []
     for number in range(int(last.name) + 1):
         meta = folder.read_json(f"steps/{number}/meta.json")
-        scored = folder.read_json(f"steps/{number}/metrics.json") if folder.has_metrics(number) else None
         steps.append(
             {
                 "step": number,
@@ -45,11 +44,19 @@ def history(run: Path) -> dict[str, Any]:
                 "classes": [c["name"] for c in meta["classes"] if c["step"] == number and c["channel"] > 0],
                 "model": meta["files"]["model"]["sha256"],
                 "parent": meta["parent"],
-                "miou": None if scored is None else scored["miou"],
+                **_scores(folder, number, sum(c["step"] < number for c in meta["classes"])),
             }
         )
     broken = [s["step"] for s, before in zip(steps[1:], steps, strict=False) if s["parent"] != before["model"]]
     return {"run": str(top), "steps": steps, "changes": list(chain["changes"]), "broken": broken}
+
+
+def _scores(folder: RunFolder, step: int, earlier: int) -> dict[str, Any]:
+    """The means after a step, where the first `earlier` channels are old, and over how many classes they are."""
+    if not folder.has_metrics(step):
+        return {"new_miou": None, "old_miou": None, "measured": None}
+    score = replace(StepScore.from_dict(folder.read_json(f"steps/{step}/metrics.json")), base=earlier)
+    return {"new_miou": score.miou()["new"], "old_miou": score.miou()["old"], "measured": score.measured()["all"]}
 
 
 def rollback(run: Path, step: int, out: Path) -> Path:
@@ -73,9 +80,11 @@ def change_classes(run: Path, out: Path, rename: Mapping[str, str], remove: Sequ
             raise UsageError(f"{parent.folder.path}: there is no class {name!r}{nearest(name, names[1:])}")
     if twice := set(rename) & set(remove):
         raise UsageError(f"{twice.pop()} is both renamed and removed. Choose one.")
+    if nameless := [old for old, new in rename.items() if not new.strip()]:
+        raise UsageError(f"--rename {nameless[0]}={rename[nameless[0]]}: a class needs a name.")
     after = [rename.get(name, name) for name in parent.scenario.classes]
-    if "" in after or len(set(after)) < len(after):
-        raise UsageError(f"--rename: two classes would have the same name, or one would have none: {', '.join(after)}.")
+    if len(set(after)) < len(after):
+        raise UsageError(f"--rename: two classes would have the same name: {', '.join(after)}.")
     description = [f"{old} renamed to {new}" for old, new in rename.items()] + [f"{name} removed" for name in remove]
     _copy_run(parent, out, dict(rename), frozenset(remove), ", ".join(description))
     return out
@@ -83,6 +92,7 @@ def change_classes(run: Path, out: Path, rename: Mapping[str, str], remove: Sequ
 
 def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozenset[str], description: str) -> None:
     """Copy the steps of a run up to one of them, and add a line to the history. config.json is written last."""
+    parent.require_outside(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SdrsegError(f"{out} already exists. Choose a new folder with --out.")
     new, folder = RunFolder(out), parent.folder

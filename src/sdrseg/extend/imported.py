@@ -21,7 +21,7 @@ from sdrseg.datasets.folder.classes import looks_like_background
 from sdrseg.datasets.source import MAX_CLASSES
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.folder import FORMAT, RunFolder
-from sdrseg.errors import SdrsegError, UsageError, first_line, nearest, quantity
+from sdrseg.errors import SdrsegError, UsageError, first_line, quantity
 from sdrseg.extend.parent import IMPORTED
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
@@ -33,6 +33,8 @@ TOLERANCE = 1e-4
 TEST_SIZE = (128, 256)
 """Of the image on which logits are compared: a multiple of every stride."""
 TORCHVISION = ("deeplabv3_resnet50", "deeplabv3_resnet101")
+SMP = tuple(name for name in DECODERS if name != "official")
+"""Architectures that can be imported, by library."""
 PREFIXES = {
     "classifier.0.": "decoder.aspp.",
     "classifier.1.": "decoder.conv.",
@@ -93,11 +95,14 @@ def _open(
 ) -> tuple[nn.Module, Net, dict[str, Tensor]]:
     """The model as built by its own library, the settings of our network, and the tensors by our names."""
     if arch in TORCHVISION:
+        own = arch.rpartition("_")[2]
+        if encoder not in (None, own):
+            raise UsageError(f"--encoder {encoder}: {arch} of torchvision has {own}. Leave --encoder out.")
         ours = {n: t for n, t in tensors.items() if not n.startswith("aux_classifier.")}
         count = len(ours.get("classifier.4.weight", ()))
         source = getattr(segmentation, arch)(weights=None, weights_backbone=None, num_classes=max(1, count))
         net = Net(
-            encoder=arch.rpartition("_")[2],
+            encoder=own,
             decoder="deeplabv3",
             output_stride=8,
             atrous="12,24,36",
@@ -106,8 +111,11 @@ def _open(
         )
         renamed = {_renamed(n): t for n, t in ours.items()}
     else:
-        if arch not in DECODERS or arch == "official":
-            raise UsageError(f"--arch {arch}: no such architecture{nearest(arch, [*TORCHVISION, *DECODERS])}")
+        if arch not in SMP:
+            raise UsageError(
+                f"--arch {arch}: not supported. Supported are {', '.join(TORCHVISION)} of torchvision, and "
+                f"{', '.join(SMP)} of segmentation_models_pytorch."
+            )
         if encoder is None:
             raise UsageError(f"--arch {arch} is from segmentation_models_pytorch and needs an --encoder.")
         count = len(tensors.get("classifier.weight", ()))

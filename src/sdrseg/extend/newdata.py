@@ -196,6 +196,9 @@ def new_names(parent: Parent, source: Source, wanted: Sequence[str] | None, fold
     if not names or len(set(names)) < len(names):
         raise UsageError(f"--classes {','.join(wanted)}: name each new class once.")
     for name in names:
+        if name == known[0]:
+            why = "the model's class of all other pixels. Leave it out"
+            raise UsageError(f"--classes {name}: {why}, or rename it in {folder} if it is another class.")
         if name in known:
             since = parent.meta["classes"][known.index(name)]["step"]
             raise UsageError(

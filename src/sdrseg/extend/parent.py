@@ -55,6 +55,11 @@ class Parent:
         """The name of its first data set."""
         return self.parts[0].source if self.parts else parse_spec(str(self.scenario.spec)).source
 
+    def require_outside(self, out: Path) -> None:
+        """Raise an error if a new run would be in the folder of this one."""
+        if self.folder.path.resolve() in (out.resolve(), *out.resolve().parents):
+            raise UsageError(f"--out {out}: {self.folder.path} must not be changed. Choose a folder outside it.")
+
 
 def read_parent(model: Path, step: int | None = None, old_data: Path | None = None) -> Parent:
     """The last finished step of a run, or `step`. `old_data`: where its old data are now (`find_old_data`)."""

@@ -16,7 +16,7 @@ from sdrseg.engine.evaluate import labels_and_logits
 from sdrseg.engine.job import Job
 from sdrseg.engine.kept import agreement, merged_channels
 from sdrseg.engine.saved import open_step
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, quantity
 from sdrseg.extend.forecast import Forecast
 from sdrseg.extend.plan import Plan
 from sdrseg.files import write_json
@@ -96,6 +96,17 @@ def review(
 def unmeasured(result: dict[str, Any]) -> list[str]:
     """The old classes, without background, that no old test image shows: what they lost is not known."""
     return [str(one["name"]) for one in result["old"][1:] if one["lost"] is None]
+
+
+def why_unmeasured(result: dict[str, Any]) -> str:
+    """Why forgetting was not measured; empty if it was."""
+    if result["forgetting"] is not None:
+        return ""
+    if len(result["old"]) == 1:
+        return "no old class is left besides background"
+    if not result["old_images"]:
+        return "old test images are not available"
+    return f"no old class is labelled in the {quantity(result['old_images'], 'old test image')}"
 
 
 def verdict(result: dict[str, Any], limits: Limits) -> dict[str, Any]:

@@ -135,8 +135,7 @@ def _require_options(
     parent: Parent, out: Path, unlabelled: Unlabelled, negatives: bool, protocol: Protocol | None
 ) -> None:
     """Raise an error if options are not possible, or not together."""
-    if out.resolve() == parent.folder.path.resolve() or parent.folder.path.resolve() in out.resolve().parents:
-        raise UsageError(f"--out {out}: the extended run must not be changed. Choose another folder.")
+    parent.require_outside(out)
     if unlabelled not in ("background", "ignore"):
         raise UsageError(f"--unlabelled {unlabelled}: use background or ignore.")
     if negatives and unlabelled == "ignore":

@@ -7,7 +7,7 @@ from typing import Any
 
 from sdrseg.distributed import Processes
 from sdrseg.errors import quantity
-from sdrseg.extend.review import unmeasured
+from sdrseg.extend.review import unmeasured, why_unmeasured
 from sdrseg.extend.run import Extension
 from sdrseg.terminal import console, print_json, print_table
 
@@ -23,18 +23,7 @@ def show_extension(done: Extension, json: bool) -> None:
     rows = [[c["name"], *(_number(c[key]) for key in ("before", "after", "lost"))] for c in result["old"]]
     rows += [[f"{c['name']} (new)", "–", _number(c["iou"]), "–"] for c in result["new"]]
     print_table(f"IoU in % before and after step {done.step}", ["class", "before", "after", "lost"], rows)
-    if (lost := result["forgetting"]) is not None:
-        verb = "lost" if lost >= 0 else "gained"
-        counted = quantity(result["old_images"], "test image")
-        if without := unmeasured(result):
-            old = len(result["old"]) - 1
-            counted = f"over {old - len(without)} of {old} old classes; {counted}"
-        out.print(f"old classes {verb} {abs(lost):.1f} points on average ({counted})")
-    elif result["kept_elsewhere"] is not None:
-        out.print(
-            f"old test images are not available; on the new images, {100 * result['kept_elsewhere']:.1f} % of the "
-            f"pixels outside the new classes are predicted as before"
-        )
+    out.print(_old_classes(result), soft_wrap=True)
     if text := _new_classes(result):
         out.print(text, soft_wrap=True)
     verdict = result["verdict"]
@@ -42,6 +31,22 @@ def show_extension(done: Extension, json: bool) -> None:
         outcome = "PASSED" if verdict["met"] else f"MISSED: {'; '.join(verdict['missed'])}"
         out.print(f"verdict: {outcome}", soft_wrap=True)
     out.print(f"run folder: {done.run}", soft_wrap=True)
+
+
+def _old_classes(result: dict[str, Any]) -> str:
+    """What the old classes lost, and on which images, or why it is not known."""
+    if (lost := result["forgetting"]) is not None:
+        lost = round(lost, 1)
+        verb = "gained" if lost < 0 else "lost"
+        counted = quantity(result["old_images"], "test image")
+        if without := unmeasured(result):
+            old = len(result["old"]) - 1
+            counted = f"over {old - len(without)} of {old} old classes; {counted}"
+        return f"old classes {verb} {abs(lost):.1f} points on average ({counted})"
+    if (kept := result["kept_elsewhere"]) is None:
+        return why_unmeasured(result)
+    same = f"{100 * kept:.1f} % of the pixels outside the new classes are predicted as before"
+    return f"{why_unmeasured(result)}; on the new images, {same}"
 
 
 def _new_classes(result: dict[str, Any]) -> str:
@@ -72,15 +77,20 @@ def show_history(found: dict[str, Any], json: bool) -> None:
             s["step"],
             s["made"] or "–",
             s["method"],
-            ", ".join(s["classes"]),
             s["data"],
             s["model"][:12],
-            *(_percent(None if s["miou"] is None else s["miou"][g]) for g in ("old", "new")),
+            ", ".join(s["classes"]),
+            _percent(s["new_miou"]),
+            _percent(s["old_miou"]),
         ]
         for s in found["steps"]
     ]
-    headers = ["step", "made", "method", "new classes", "data", "model", "mIoU old", "new"]
-    print_table(found["run"], headers, rows)
+    headers = ["step", "made", "method", "data", "model", "new classes", "their mIoU", "mIoU of earlier classes"]
+    print_table(f"{found['run']} (mIoU in per cent, with background where it is scored)", headers, rows)
+    for step in found["steps"]:
+        over, of = step["measured"] or (0, 0)
+        if 0 < over < of:
+            console().print(f"step {step['step']}: the means are over {over} of {of} classes")
     for change in found["changes"]:
         console().print(f"{change['date']}: {change['what']}", soft_wrap=True)
     for step in found["broken"]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sdrseg.datasets.source import Source
-from sdrseg.extend.review import unmeasured
+from sdrseg.extend.review import unmeasured, why_unmeasured
 from sdrseg.reporting.collect import RunRecord, damaged, number
 from sdrseg.reporting.pictures import Row, apply_models, load_images, prediction_tile, start_row
 
@@ -53,6 +53,7 @@ class Extension:
     forgetting: float | None
     new_iou: float | None
     kept_elsewhere: float | None
+    unmeasured: str  # why forgetting was not measured; empty if it was
     old_images: int
     held_out_images: int
     ignored: bool  # unlabelled pixels of the new images are not scored
@@ -61,6 +62,11 @@ class Extension:
     regressions: tuple[Worst, ...]
     false_alarms: tuple[Worst, ...]
     rows: dict[str, Row] = field(default_factory=dict)
+
+    @property
+    def old_measured(self) -> bool:
+        """Whether some old test image labels an old class or background."""
+        return any(c.before is not None for c in self.classes)
 
     @property
     def met(self) -> bool:
@@ -98,6 +104,7 @@ def _read(run: RunRecord, saved: Any) -> Extension:
         forgetting=lost,
         new_iou=reached,
         kept_elsewhere=number(saved["kept_elsewhere"]),
+        unmeasured=why_unmeasured(saved),
         old_images=int(saved["old_images"]),
         held_out_images=int(saved["held_out_images"]),
         ignored=saved.get("unlabelled") == "ignore",

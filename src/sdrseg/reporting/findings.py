@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from sdrseg.metrics import partly_measured, step_averaged
 from sdrseg.reporting.collect import RunRecord
 
 
@@ -42,7 +43,7 @@ MEASURES = (
     Measure("new", "new", "mean IoU of the classes of all later steps", _miou("new")),
     Measure("all", "all", "mean IoU of all classes, with background where it is scored", _miou("all")),
     Measure("harmonic", "harmonic", "harmonic mean of old and new", _miou("harmonic")),
-    Measure("averaged", "step-averaged", "mean over the steps of all", lambda run: run.summary["step_averaged_miou"]),
+    Measure("averaged", "step-averaged", "mean over the steps of all", lambda run: step_averaged(run.scores)),
     Measure(
         "forgetting",
         "forgetting",
@@ -96,7 +97,9 @@ def sentence(runs: Sequence[RunRecord]) -> str:
     best = ranked[0]
     means = best.summary["miou"]
     when = f"after step {last}" + ("" if best.finished else f" of {best.steps - 1}")
-    text = f"{best.label} has {_percent(means['all'])} mIoU over all classes {when}"
+    over, of = best.scores[-1].measured()["all"]
+    classes = "all classes" if over == of else f"{over} of {of} classes"
+    text = f"{best.label} has {_percent(means['all'])} mIoU over {classes} {when}"
     if means["new"] is not None and means["old"] is not None:
         text += f" ({_percent(means['old'])} over the old ones, {_percent(means['new'])} over the new ones)"
     if len(ranked) > 1:
@@ -104,7 +107,7 @@ def sentence(runs: Sequence[RunRecord]) -> str:
         ahead = 100 * (means["all"] - second.summary["miou"]["all"])
         gap = f"{ahead:.1f} points more than {second.label}" if ahead > 0 else f"the same as {second.label}"
         text += f", {gap}" + (f", the best of {len(ranked)} runs" if ahead > 0 and len(ranked) > 2 else "")
-    text += "."
+    text += "." if over == of else ". The others were not measured."
     known = [(run, value) for run in compared_runs if (value := run.forgetting.mean) is not None]
     if not known:
         return text
@@ -124,6 +127,27 @@ def sentence(runs: Sequence[RunRecord]) -> str:
         most_lost = max(losses)
         text += f" With {best.label}, {most_lost[1]} loses the most ({_points(most_lost[0])})."
     return text
+
+
+def unmeasured_classes(runs: Sequence[RunRecord]) -> list[str]:
+    """A sentence for each run whose final means are over some of its classes only."""
+    counts = [(run, *run.scores[-1].measured()["all"]) for run in runs]
+    return [
+        f"{run.label}: the means are over {over} of {of} classes; the scored images label no other."
+        for run, over, of in counts
+        if 0 < over < of
+    ]
+
+
+def unmeasured_steps(runs: Sequence[RunRecord]) -> list[str]:
+    """A sentence for each run with steps whose means are over fewer classes than those of other steps."""
+    found = [(run, partly_measured(run.scores)) for run in runs]
+    return [
+        f"{run.label}: after {'step' if len(steps) == 1 else 'steps'} {', '.join(map(str, steps))} some of the known "
+        f"classes were not measured, so these means cannot be compared with those of other steps."
+        for run, steps in found
+        if steps
+    ]
 
 
 def _percent(value: float) -> str:

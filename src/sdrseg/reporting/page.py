@@ -20,7 +20,7 @@ from sdrseg.reporting import MARK, charts, tables
 from sdrseg.reporting.collect import RunRecord, command_line, scored_differently
 from sdrseg.reporting.curves import loss_panels
 from sdrseg.reporting.extension import Extension, photo_rows
-from sdrseg.reporting.findings import figures, measures, sentence
+from sdrseg.reporting.findings import figures, measures, sentence, unmeasured_classes, unmeasured_steps
 from sdrseg.reporting.latent import Floats, Latent, Remembered
 from sdrseg.reporting.panels import forgetting_panel, histogram_panel, latent_panels, miou_panels, sparsity_panels
 from sdrseg.reporting.pictures import Row
@@ -74,6 +74,8 @@ def render(runs: Sequence[RunRecord], found: Gathered) -> str:
         measures=measures(runs),
         figures=figures(runs),
         sentence=sentence(runs),
+        unmeasured_classes=unmeasured_classes(runs),
+        unmeasured_steps=unmeasured_steps(runs),
         scored_differently=scored_differently(runs),
         miou_panels=miou_panels(runs),
         forgetting=forgetting_panel(runs),
