@@ -7,7 +7,8 @@ used: 600 are scored with all their labels, and the rows of the five new classes
 each new class, and 400 more, of which those without a new class are for the memory. Features are those of one cell in
 16×16 pixels, kept in --features; making them takes half an hour on a CPU, the rest a few minutes. Each row is fitted as
 if its class were the only new one. Variants with "encoder" give new rows not only the decoder's output, which is the
-input of the classifier, but also that many principal components of the encoder's features.
+input of the classifier, but also that many principal components of the encoder's features; with "around", also the mean
+of the decoder's output over the 3×3 cells around each.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ DEFAULT = {
     "images": 0,
     "prior": "seen",
     "encoder": 0,
+    "around": False,
+    "clusters": 64,
 }
+BEST = {"positive": 2.0, "ridge": 1e-2, "encoder": 256}
 FEW = {"prior": "average", "positive": 1.0}
 VARIANTS: list[dict[str, Any]] = [
     {"memory": "everything"},
@@ -66,6 +70,10 @@ VARIANTS: list[dict[str, Any]] = [
     {"positive": 2.0, "ridge": 1e-2, "encoder": 256, "level": "zero"},
     {"positive": 2.0, "ridge": 1e-2, "encoder": 256, "memory": "gaussian"},
     *({"ridge": 1e-2, "encoder": 256, "images": count, **FEW} for count in (50, 25, 10)),
+    {"memory": "prototype"},
+    *({"memory": "gaussian", "clusters": clusters} for clusters in (16, 256)),
+    *({**BEST, "positive": positive} for positive in (1.0, 3.0, 4.0)),
+    *({**BEST, "encoder": encoder, "around": True} for encoder in (0, 256)),
 ]
 
 
@@ -102,7 +110,7 @@ def make_features(
     given.features.mkdir(parents=True, exist_ok=True)
     directions: Tensor | None = None
     for part in ("fitted", "scored"):
-        cells: dict[str, list[Any]] = {"vectors": [], "labels": [], "images": [], "encoder": []}
+        cells: dict[str, list[Any]] = {"vectors": [], "around": [], "labels": [], "images": [], "encoder": []}
         for number, id in enumerate(ids[part]):
             labels = source.mask(id)[STRIDE // 2 :: STRIDE, STRIDE // 2 :: STRIDE]
             image = torch.from_numpy(source.image(id).copy()).permute(2, 0, 1)[None].to(device)
@@ -113,6 +121,8 @@ def make_features(
             x = embedding[:, finer // 2 :: finer, finer // 2 :: finer][:, : labels.shape[0], : labels.shape[1]]
             known = labels != VOID
             cells["vectors"].append(x.permute(1, 2, 0).numpy()[known].astype(np.float16))
+            around = F.avg_pool2d(x[None], 3, 1, 1, count_include_pad=False)[0]
+            cells["around"].append(around.permute(1, 2, 0).numpy()[known].astype(np.float16))
             cells["labels"].append(labels[known])
             cells["images"].append(np.full(known.sum(), number))
             coarse = encoder[:, : labels.shape[0], : labels.shape[1]].permute(1, 2, 0)
@@ -126,18 +136,18 @@ def make_features(
     np.savez(given.features / "rows.npz", **{name: tensor.cpu().numpy() for name, tensor in rows.items()})
 
 
-def inputs(folder: Path, part: str, encoder: int) -> Tensor:
-    """The decoder's output and, behind it, `encoder` components of the encoder's features, (N, D)."""
-    names = ["vectors", "encoder"] if encoder else ["vectors"]
-    parts = [torch.from_numpy(np.load(folder / f"{part}-{name}.npy")) for name in names]
-    return torch.cat([parts[0].float(), *(x[:, :encoder].float() for x in parts[1:])], 1)
+def inputs(folder: Path, part: str, encoder: int, around: bool = False) -> Tensor:
+    """(N, D): the decoder's output, `encoder` components of the encoder's features, and means over cells around."""
+    names = ["vectors", *["encoder"] * (encoder > 0), *["around"] * around]
+    parts = {name: torch.from_numpy(np.load(folder / f"{part}-{name}.npy")) for name in names}
+    return torch.cat([(x[:, :encoder] if name == "encoder" else x).float() for name, x in parts.items()], 1)
 
 
 class Cells:
     """The cells of the images that rows are fitted on, and how many images each stands for."""
 
-    def __init__(self, folder: Path, ids: list[str], classes: dict[str, set[int]], rest: list[str], encoder: int):
-        self.x = inputs(folder, "fitted", encoder)
+    def __init__(self, folder: Path, ids: list[str], classes: dict[str, set[int]], rest: list[str], *more: Any):
+        self.x = inputs(folder, "fitted", *more)
         self.y = torch.from_numpy(np.load(folder / "fitted-labels.npy").astype(np.int64))
         self.image = torch.from_numpy(np.load(folder / "fitted-images.npy").astype(np.int64))
         self.has = torch.tensor([[c in classes[id] for c in NEW] for id in ids])
@@ -147,7 +157,7 @@ class Cells:
         self.points = torch.tensor(stands)[self.image]
         self.other = ~self.has.any(1)[self.image]
 
-    def memory(self, form: str) -> list[tuple[Tensor, Tensor]]:
+    def memory(self, form: str, clusters: int) -> list[tuple[Tensor, Tensor]]:
         """What is known of the images without a new class: vectors, and the points that each represents."""
         if form == "nothing":
             return []
@@ -158,11 +168,11 @@ class Cells:
             cells = torch.nonzero(self.other & (self.y == c)).flatten()
             some = cells[torch.randperm(len(cells), generator=torch.Generator().manual_seed(c))]
             count = float(self.points[cells].sum())
-            fitted.append(fit(self.x[some[: CLASS if c else BACKGROUND]], c, count, form, 16, 64))  # type: ignore[arg-type]
+            fitted.append(fit(self.x[some[: CLASS if c else BACKGROUND]], c, count, form, 16, clusters))  # type: ignore[arg-type]
         return [weighted_vectors(part, 4 * BACKGROUND, 0) for part in (fitted[0], joined(fitted[1:]))]
 
     def rows(self, variant: dict[str, Any], old: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        memory = self.memory(variant["memory"])
+        memory = self.memory(variant["memory"], variant["clusters"])
         weights, biases = [], []
         for n, c in enumerate(NEW):
             images = torch.nonzero(self.has[:, n]).flatten()[: variant["images"] or None]
@@ -221,13 +231,14 @@ def main() -> None:
     before = scored(inputs(given.features, "scored", 0), torch.where(y < N_OLD, y, 0), old, None)
     rest = [id for id in classes if id not in set(ids["scored"])]
     found = []
-    for components in sorted({(DEFAULT | change)["encoder"] for change in VARIANTS}):
-        x = inputs(given.features, "scored", components)
-        cells = Cells(given.features, ids["fitted"], classes, rest, components)
-        wider = {**old, "weight": F.pad(old["weight"], (0, components))}  # old rows see the decoder's output alone
+    for more in sorted({((DEFAULT | change)["encoder"], (DEFAULT | change)["around"]) for change in VARIANTS}):
+        x = inputs(given.features, "scored", *more)
+        cells = Cells(given.features, ids["fitted"], classes, rest, *more)
+        added = x.shape[1] - old["weight"].shape[1]
+        wider = {**old, "weight": F.pad(old["weight"], (0, added))}  # old rows see the decoder's output alone
         for change in VARIANTS:
             variant = DEFAULT | change
-            if variant["encoder"] != components:
+            if (variant["encoder"], variant["around"]) != more:
                 continue
             scores = scored(x, y, wider, cells.rows(variant, wider))
             found.append({**variant, "iou": dict(zip((source.classes[c] for c in range(21)), scores, strict=True))})
