@@ -82,11 +82,16 @@ def test_the_key_of_a_base_holds_what_plain_training_depends_on(job):
 
 
 def test_a_base_of_its_own_depends_on_the_losses_too(job):
-    assert keys_that_change(job, "ewc") - keys_that_change(job, "ft") == {
-        s.key
-        for s in job.config.settings()
-        if s.key.split(".")[0] in ("ce", "cl", "sp") and s.key not in ("ce.reduction", "ce.class_weights")
-    }
+    plain = keys_that_change(job, "ft")
+    own = {s.key for s in job.config.settings() if s.key.startswith("ce.")} - {"ce.reduction", "ce.class_weights"}
+    assert keys_that_change(job, "ewc") - plain == own
+
+    def key(**changed):
+        return key_of(job, "ewc", job.config.changed(changed))
+
+    for name in ("cl.repel", "sp.weight"):  # terms that step 0 has only if it is told so
+        assert key(**{name: 0.5}) == key()
+        assert key(**{name: 0.5, "latent.step0": True}) != key(**{"latent.step0": True})
 
 
 def test_plain_training_of_a_base_has_no_losses_of_the_method(job):
@@ -98,7 +103,7 @@ def test_plain_training_of_a_base_has_no_losses_of_the_method(job):
     assert base_of(METHODS["ewc"], config) == (METHODS["ewc"], config.changed({"kd.weight": 0.0}))  # needs a teacher
 
 
-@pytest.mark.parametrize("section_name", ["net", "run", "sp"])
+@pytest.mark.parametrize("section_name", ["net", "run", "ce"])
 def test_a_new_setting_leaves_the_keys_of_stored_bases(job, section_name):
     kind = type(job.config.sections()[section_name])
     wider = dataclasses.make_dataclass("Wider", [("added", int, setting(3, "new"))], bases=(kind,), frozen=True)

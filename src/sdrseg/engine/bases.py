@@ -27,6 +27,7 @@ from sdrseg.files import cache_folder, plain_name, require_writable, write_json
 from sdrseg.methods import Method, find_method
 from sdrseg.methods.latent import updates_background_prototype
 from sdrseg.methods.own import source_digest
+from sdrseg.methods.terms import only_later
 from sdrseg.scenario import Step
 
 PARTS = ("model", "memory")
@@ -41,7 +42,9 @@ KEY_VERSION = 2
 def base_of(method: type[Method], config: Config) -> tuple[type[Method], Config]:
     """The method and configuration that train step 0: the method's own if it needs one, else plain training."""
     if method.own_step0 or config.latent.step0:
-        return method.trains_step0_like or method, config.without("later", "teacher")
+        absent = set() if source_digest(method) else only_later(config)  # code of its own may use any setting
+        usual = {name: type(getattr(config, name))() for name in absent}
+        return method.trains_step0_like or method, replace(config.without("later", "teacher"), **usual)
     return find_method("ft"), replace(config.without("later", "losses", "teacher"), own={})
 
 

@@ -27,7 +27,7 @@ from sdrseg.methods import limits_in, method_layers, own_sections, resolve_metho
 from sdrseg.methods.finetune import Offline
 from sdrseg.methods.latent import require_official
 from sdrseg.methods.own import file_digest
-from sdrseg.methods.terms import TERMS
+from sdrseg.methods.terms import only_later
 from sdrseg.metrics import StepScore
 from sdrseg.own_files import keep_copy
 from sdrseg.scenario import find_source
@@ -115,8 +115,7 @@ def without_effect(job: Job, usual: Config) -> list[str]:
     if last == 0 or any(job.iterates(number) for number in ([last] if extended else range(1, last + 1))):
         return []
     known = {s.key: s for s in config.settings()}
-    in_step0 = {term.weight.partition(".")[0] for term in TERMS.values() if term.in_step0(config)}
-    absent = {term.weight.partition(".")[0] for term in TERMS.values()} - in_step0  # sections of later terms
+    later_terms = only_later(config)
 
     def trains(key: str) -> bool:
         """Whether a setting is used only in the iterations of later steps."""
@@ -126,7 +125,7 @@ def without_effect(job: Job, usual: Config) -> list[str]:
         section = key.partition(".")[0]
         if section in config.own:
             return known[key].iterating
-        return bool(later_only) or known[key].affects in ("later", "teacher") or section in absent
+        return bool(later_only) or known[key].affects in ("later", "teacher") or section in later_terms
 
     before = {s.key: s.value for s in usual.settings()}
     names = [s.key for s in config.settings() if s.value != before.get(s.key) and trains(s.key)]

@@ -80,6 +80,12 @@ def _latent_step0(config: Config) -> bool:
 TERMS: dict[str, Term] = {}
 
 
+def only_later(config: Config) -> set[str]:
+    """The sections of the configuration whose terms step 0 does not have, besides those that need a teacher."""
+    weights = {term.weight.partition(".")[0]: term.in_step0(config) for term in TERMS.values()}
+    return {section for section, in_step0 in weights.items() if not in_step0}
+
+
 def sections_of(terms: Iterable[Term]) -> dict[str, type]:
     """The sections of the configuration that terms declare, by name."""
     return {term.name: section(term.name, term.settings) for term in terms if term.settings}
