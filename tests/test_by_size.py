@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdrseg.config import Config, load_config
 from sdrseg.extend.by_size import EPOCHS, settings_by_size
 
 
-def by_size(images: int, method: str = "sdr", held_out: bool = True, **settings) -> dict:
-    config = load_config("voc", None, {f"optim.{key}": value for key, value in settings.items()})
-    return settings_by_size(images, held_out, config, method)
+def by_size(images: int, method: str = "sdr", *rates: float) -> dict:
+    return settings_by_size(images, True, method, *(rates or [1e-3]))
 
 
 def test_few_images_get_small_batches_and_rows_of_laps_an_average_frequency():
@@ -26,7 +24,7 @@ def test_few_images_get_small_batches_and_rows_of_laps_an_average_frequency():
 
 @given(st.integers(1, 5000), st.booleans())
 def test_every_number_of_images_can_be_trained_on(images, held_out):
-    train = settings_by_size(images, held_out, Config(), "sdr")["train"]
+    train = settings_by_size(images, held_out, "sdr", 1e-3)["train"]
     assert 1 <= train["batch_size"] <= images and train["epochs"] >= EPOCHS
     assert (images // train["batch_size"]) * train["epochs"] >= 400
     assert ("best_every" in train) == held_out and train.get("best_every", 1) <= train["epochs"]
@@ -34,6 +32,6 @@ def test_every_number_of_images_can_be_trained_on(images, held_out):
 
 @pytest.mark.parametrize(("images", "share"), [(40, 25), (400, 10)])
 def test_the_rate_is_a_share_of_step_0s_and_never_above_the_one_that_was_set(images, share):
-    assert by_size(images, lr=1e-3, lr_later=1.0)["optim"]["lr_later"] == pytest.approx(1e-3 / share)
-    assert by_size(images, lr=1e-3, lr_later=1e-7)["optim"]["lr_later"] == 1e-7
-    assert by_size(images, lr=0.05)["optim"]["lr_later"] == pytest.approx(0.05 / share)  # lr_later was not set
+    assert by_size(images, "sdr", 1e-3, 1.0)["optim"]["lr_later"] == pytest.approx(1e-3 / share)
+    assert by_size(images, "sdr", 1e-3, 1e-7)["optim"]["lr_later"] == 1e-7
+    assert by_size(images, "sdr", 0.05)["optim"]["lr_later"] == pytest.approx(0.05 / share)  # none was set

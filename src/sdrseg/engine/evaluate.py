@@ -24,7 +24,7 @@ from sdrseg.distributed import Processes
 from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job, reopen_job
 from sdrseg.engine.preview import PICTURES, predicted_pictures
-from sdrseg.engine.saved import open_step
+from sdrseg.engine.saved import open_step, scoring_config
 from sdrseg.errors import DataError, SdrsegError, UsageError, nearest
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
@@ -155,6 +155,7 @@ def require_held_out(job: Job) -> None:
 
 def score_saved(job: Job, step: Step, transform: str | None = None, pictures: int = 0) -> StepScore:
     """The scores of a step's saved model; `pictures`: number of images whose predictions go to the trackers."""
+    job = replace(job, config=scoring_config(job.folder, step.number, job.config))
     network, decision = open_step(job.folder.step(step.number), job.config.net)
     network.place_on(job.fabric.device)
     if pictures and job.processes.rank == 0 and job.log.trackers is not None:
@@ -246,7 +247,7 @@ def score_again(
         # each step of an extended run was scored in a different run
         images = earlier["scored_on"] if isinstance(job.source, Extended) else job.scored_on
         now = {**score_saved(job, step, transform).to_dict(), "scored_on": images}
-        if transform not in (None, config.eval.transform):
+        if transform not in (None, scoring_config(folder, step.number, config).eval.transform):
             results.append({**now, "transform": transform, "same": None})
             continue
         results.append({**now, "same": now == earlier})

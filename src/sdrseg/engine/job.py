@@ -63,6 +63,8 @@ class Job:
     """Channels of the model to extend that must not be predicted any more: removed classes that are added again."""
     earlier_digests: dict[str, str] = field(default_factory=dict)
     """Digests of masks that earlier steps of an extended run used and that may be gone."""
+    chosen: tuple[str, ...] = ()
+    """The settings that the user set for an extension."""
 
     @property
     def synchronised(self) -> bool:
@@ -224,11 +226,12 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
 
 def _facts(job: Job) -> dict[str, Any]:
     """What reading the run needs of custom code: the meaning of the terms, settings of its own that affect nothing, and
-    the declarations of the data set."""
+    the declarations of the data set. For an extension, also the settings that were set."""
     terms = {term.name: term.summary for term in (*TERMS.values(), *job.method.own_terms)}
     own = job.config.own
     nothing = [s.key for s in job.config.settings() if s.key.partition(".")[0] in own and s.affects == "nothing"]
-    optional = {"affect_nothing": nothing, "data_set": declarations(job.scenario.spec.source)}
+    declared = declarations(job.scenario.spec.source)
+    optional = {"affect_nothing": nothing, "data_set": declared, "set": list(job.chosen)}
     return {"terms": terms} | {key: value for key, value in optional.items() if value}
 
 

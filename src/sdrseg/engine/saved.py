@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from sdrseg.config import Config, saved_config
 from sdrseg.config.net import Net
 from sdrseg.decision import Decision, read_decision
 from sdrseg.engine.folder import RunFolder, load_part, read_meta
 from sdrseg.errors import SdrsegError, first_line
 from sdrseg.network import Network, load_network
+
+MADE_BY = "run.json"
+"""In a step that was copied from another run: config.json of the run that made it."""
 
 
 def find_step(path: Path, step: int | None) -> tuple[Path, Path | None]:
@@ -41,6 +46,33 @@ def unfinished_note(path: Path, step: int | None) -> str | None:
         return None
     used, last = int(find_step(path, None)[0].name), len(RunFolder(path).read_json("scenario.json")["steps"]) - 1
     return f"step {used + 1} is not finished; step {used} is used" if used < last else None
+
+
+def made_by(step: Path, run: Path) -> dict[str, Any]:
+    """The contents of config.json of the run that made a step: another one than `run` if the step was copied."""
+    file = _config_file(step, run)
+    saved: dict[str, Any] = RunFolder(file.parent).read_json(file.name)
+    if not (isinstance(saved, dict) and isinstance(saved.get("config"), dict)):
+        raise SdrsegError(f"{file}: not the configuration of a run. Restore it from a copy.")
+    return saved
+
+
+def step_config(step: Path, run: Path) -> Config:
+    """The configuration of the run that made a step, with the network of the step."""
+    values = {**made_by(step, run)["config"], "net": read_meta(step)["net"]}
+    return saved_config(values, str(_config_file(step, run)))
+
+
+def scoring_config(run: RunFolder, step: int, config: Config) -> Config:
+    """The configuration of a run, to score a step; one that was copied is scored with the settings of its own run."""
+    if not (run.step(step) / MADE_BY).exists():
+        return config
+    own = step_config(run.step(step), run.path)
+    return config.changed({s.key: s.value for s in own.settings() if s.affects == "score"})
+
+
+def _config_file(step: Path, run: Path) -> Path:
+    return step / MADE_BY if (step / MADE_BY).exists() else run / "config.json"
 
 
 def open_step(step: Path, net: Net) -> tuple[Network, Decision]:

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from sdrseg.config import Config
-from sdrseg.config.engine import Optim
 from sdrseg.methods import find_method
 from sdrseg.methods.laps import LAPS
 
@@ -41,18 +39,21 @@ def regime_of(images: int) -> Regime:
     return next(one for one in REGIMES if one.images is None or images <= one.images)
 
 
-def settings_by_size(images: int, held_out: bool, parent: Config, method: str) -> dict[str, dict[str, Any]]:
-    """Settings for a number of training images. With held-out images, the model with their best score is kept."""
+def settings_by_size(
+    images: int, held_out: bool, method: str, rate: float, most: float | None = None
+) -> dict[str, dict[str, Any]]:
+    """Settings for a number of training images. With held-out images, the model with their best score is kept.
+
+    `rate`: the learning rate of step 0. `most`: the largest learning rate, if the user set one.
+    """
     regime = regime_of(images)
     batch = min(regime.batch, images)
     epochs = max(EPOCHS, math.ceil(regime.iterations / (images // batch)))
     watched = {"best_every": max(1, epochs // SCORES), "patience": PATIENCE} if held_out else {}
-    rate = parent.optim.lr / regime.slower
-    if parent.optim.lr_later != Optim().lr_later:  # chosen for this model
-        rate = min(rate, parent.optim.lr_later)
+    slower = rate / regime.slower
     settings: dict[str, dict[str, Any]] = {
         "train": {"batch_size": batch, "epochs": epochs, **watched},
-        "optim": {"lr_later": rate},
+        "optim": {"lr_later": slower if most is None else min(slower, most)},
     }
     laps = {LAPS.section: {**OF_LAPS, "views": regime.views}}
     return settings | (laps if issubclass(find_method(method), LAPS) else {})

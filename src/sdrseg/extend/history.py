@@ -13,7 +13,7 @@ from sdrseg.datasets.extended import CHAIN, Extended, read_chain, write_chain
 from sdrseg.datasets.index import class_index
 from sdrseg.engine.folder import FORMAT, RunFolder
 from sdrseg.engine.job import TEST_IMAGES
-from sdrseg.engine.saved import find_step
+from sdrseg.engine.saved import MADE_BY, find_step, made_by
 from sdrseg.errors import SdrsegError, UsageError, nearest
 from sdrseg.extend.parent import IMPORTED, STEP_FILES, Parent, read_parent
 from sdrseg.extend.plan import chain_spec
@@ -102,7 +102,7 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     for number in range(parent.step + 1):
         source, target = folder.step(number), new.step(number)
         target.mkdir(parents=True, exist_ok=True)
-        for name in STEP_FILES[:2]:
+        for name in (*STEP_FILES[:2], *([MADE_BY] if (source / MADE_BY).exists() else [])):
             link_or_copy(source / name, target / name)
         if folder.has_metrics(number):
             scored = folder.read_json(f"steps/{number}/metrics.json")
@@ -120,7 +120,7 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
         write_json(target / "meta.json", meta)
     if len(scores) == parent.step + 1:
         write_json(out / "summary.json", {**summary([s for s, _ in scores]), "scored_on": scores[-1][1]})
-    saved = folder.read_json("config.json")
+    saved = made_by(folder.step(parent.step), folder.path)
     parts = parent.parts
     spec = chain_spec(parent.scenario.steps, classes, parent.scenario.spec.protocol or "sequential")
     scenario = replace(parent.scenario, spec=spec, classes=classes)

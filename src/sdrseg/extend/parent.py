@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sdrseg.config import Config, saved_config
+from sdrseg.config import Config
+from sdrseg.config.engine import Optim
 from sdrseg.datasets.extended import CHAIN, Part, read_chain
 from sdrseg.decision import Decision, read_decision
 from sdrseg.engine.folder import RunFolder, read_meta
-from sdrseg.engine.saved import find_step, unfinished_note
+from sdrseg.engine.saved import MADE_BY, find_step, made_by, step_config, unfinished_note
 from sdrseg.errors import UsageError
 from sdrseg.extend.olddata import find_old_data
 from sdrseg.files import link_or_copy, write_json
@@ -18,7 +19,7 @@ from sdrseg.scenario import Scenario, parse_spec
 
 IMPORTED = "imported"
 """The method of a model that was not trained here."""
-STEP_FILES = ("model.safetensors", "memory.safetensors", "metrics.json", "extension.json")
+STEP_FILES = ("model.safetensors", "memory.safetensors", "metrics.json", "extension.json", MADE_BY)
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Parent:
     folder: RunFolder
     step: int
     meta: dict[str, Any]
-    config: Config
+    config: Config  # of the run that made it
+    rate_set: float | None  # the learning rate of later steps, if the user set one
     scenario: Scenario  # up to this step
     digests: dict[str, str]  # of the masks it was trained and scored on
     parts: tuple[Part, ...]  # its data; those that are gone are marked
@@ -72,8 +74,7 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
     if not step_folder.name.isdigit():
         raise UsageError(f"{step_folder}: not a step of {run}.")
     number = int(step_folder.name)
-    saved = folder.read_json("config.json")
-    config = saved_config({**saved["config"], "net": meta["net"]}, str(run / "config.json"))
+    config = step_config(step_folder, run)
     scenario_file = folder.read_json("scenario.json")
     scenario = Scenario.from_dict(scenario_file, run / "scenario.json")
     scenario = replace(scenario, steps=scenario.steps[: number + 1])
@@ -94,6 +95,7 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
         number,
         meta,
         config,
+        _rate_set(folder, number),
         scenario,
         digests,
         found.parts,
@@ -102,6 +104,19 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
         changes,
         (*([unfinished] if unfinished else []), *found.notes),
     )
+
+
+def _rate_set(folder: RunFolder, step: int) -> float | None:
+    """The learning rate of later steps that the user set last, for a step or for one before it.
+
+    The run of an extension lists what was set; in any other run, the rate was set if it is not the default.
+    """
+    for number in range(step, -1, -1):
+        saved = made_by(folder.step(number), folder.path)
+        rate = step_config(folder.step(number), folder.path).optim.lr_later
+        if "optim.lr_later" in saved.get("set", ()) or ("extends" not in saved and rate != Optim().lr_later):
+            return rate
+    return None
 
 
 def _first_part(folder: RunFolder, scenario: Scenario, config: Config) -> Part:
@@ -136,4 +151,6 @@ def copy_steps(parent: Parent, out: RunFolder, memory: dict[str, Any] | None) ->
         for name in STEP_FILES:
             if (source / name).exists() and not (other is not None and name == other["file"]):
                 link_or_copy(source / name, target / name)
+        if not (source / MADE_BY).exists():
+            write_json(target / MADE_BY, made_by(source, parent.folder.path))
         write_json(target / "meta.json", meta)

@@ -57,7 +57,7 @@ def make_config(
     """
     saved = parent.config.to_dict()
     kept = {n: {k: v for k, v in saved[n].items() if k not in leave} for n, leave in KEPT.items()}
-    by_size = settings_by_size(images, held_out, parent.config, method)
+    by_size = settings_by_size(images, held_out, method, parent.config.optim.lr, parent.rate_set)
     if replayed:
         batch, epochs = by_size["train"]["batch_size"], by_size["train"]["epochs"]
         epochs = max(EPOCHS, math.ceil(epochs * (images // batch) / ((images + replayed) // batch)))

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sdrseg.config import Config, write_setting
+from sdrseg.config import Config, read_settings, write_setting
 from sdrseg.datasets.extended import write_chain
 from sdrseg.datasets.index import map_with_threads
 from sdrseg.engine.bases import RECIPE
@@ -92,9 +92,11 @@ def extend(
     known = remembered(parent)
     name = choose_method(parent, method, "memory" in known or views is not None)
     configured = partial(make_config, parent, name, len(new.train_ids), new.held_out > 0, replayed=plan.replayed)
-    config = configured(None if config_file is None else Path(config_file), settings)
+    file = None if config_file is None else Path(config_file)
+    config = configured(file, settings)
     job = _make_job(plan, name, config, out, display)
     job.replays, job.data, job.silenced = more is not None, folder, tuple(added_again(parent, new.names))
+    job.chosen = tuple(sorted({*read_settings(file, ()), *(settings or {})}))
     usual = configured(None, None)
     uses = needed(job.method(config.of_step(plan.step.number), job.processes))
     notes = [*new.notes, *old_data_notes(parent, more), *without_effect(job, usual)]

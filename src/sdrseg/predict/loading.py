@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sdrseg.config import Config, saved_config
+from sdrseg.config import saved_config
 from sdrseg.datasets.augment import normalise
-from sdrseg.engine.folder import RunFolder, read_meta
+from sdrseg.engine.folder import read_meta
 from sdrseg.engine.launch import best_device
-from sdrseg.engine.saved import find_step, open_step, unfinished_note
+from sdrseg.engine.saved import find_step, open_step, step_config, unfinished_note
 from sdrseg.errors import SdrsegError, first_line
 from sdrseg.network import Network
 from sdrseg.predict.model import Model
@@ -38,7 +37,8 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
         return load_onnx(path, device)
     folder, run = find_step(path, step)
     meta = read_meta(folder)
-    config = _config_of(run, meta, folder)
+    # a step without its run only has the settings of the network, and defaults
+    config = saved_config({"net": meta["net"]}, str(folder / "meta.json")) if run is None else step_config(folder, run)
     target = find_device(device)
     network, decision = open_step(folder, config.net)
     network.eval().requires_grad_(False).place_on(target)
@@ -55,14 +55,6 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device |
         device=target,
         network=network,
     )
-
-
-def _config_of(run: Path | None, meta: dict[str, Any], folder: Path) -> Config:
-    """The configuration of the run; a step without its run only has the settings of the network, and defaults."""
-    if run is None:
-        return saved_config({"net": meta["net"]}, str(folder / "meta.json"))
-    saved = RunFolder(run).read_json("config.json")
-    return saved_config({**saved["config"], "net": meta["net"]}, str(run / "config.json"))
 
 
 def find_device(name: str | torch.device | None) -> torch.device:
