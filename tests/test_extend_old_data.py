@@ -18,7 +18,8 @@ from runs import Quiet
 from sdrseg.cli import app
 from sdrseg.datasets.extended import read_chain
 from sdrseg.engine.evaluate import score_again
-from sdrseg.errors import SdrsegError
+from sdrseg.engine.show import evaluate_run
+from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend.branches import branches
 from sdrseg.extend.history import history
 from sdrseg.extend.imported import import_model
@@ -177,6 +178,39 @@ def test_a_changed_and_a_missing_test_image_are_left_out_alone(place, moved, gon
     later = extend(moved / "rest", place / "black", moved / "later", **GIVEN)
     assert later.result["old_images"] == 10 + done.result["held_out_images"]
     assert sorted(note for note in later.notes if "old test images" in note) == sorted(done.notes)
+
+
+def test_steps_whose_folder_is_gone_are_not_scored_again_and_the_others_are(place, tmp_path, capsys):
+    shutil.copytree(place / "white", tmp_path / "snow")
+    extend(place / "run", tmp_path / "snow", tmp_path / "7", **GIVEN)
+    extend(tmp_path / "7", place / "black", tmp_path / "8", **GIVEN)
+    (tmp_path / "snow").rename(tmp_path / "elsewhere")
+    assert evaluate_run(tmp_path / "8", None, json=True)
+    first, *later = json.loads(capsys.readouterr().out)
+    assert first["same"] is True and [r["same"] for r in later] == [None, None]  # black is also scored on snow's images
+    for result in later:
+        kept = json.loads((tmp_path / f"8/steps/{result['step']}/metrics.json").read_text())
+        assert result["miou"] == kept["miou"]
+        assert f"{tmp_path / 'snow'}: no such folder." in result["difference"]
+    (tmp_path / "snow").symlink_to(tmp_path / "elsewhere")  # as the message proposes
+    assert [r["same"] for r in score_again(tmp_path / "8")] == [True, True, True]
+
+
+def test_a_run_without_any_of_its_data_is_not_compared(place, tmp_path):
+    for name in ("white", "base"):
+        shutil.copytree(place / name, tmp_path / name)
+    extend(place / "run", tmp_path / "white", tmp_path / "7", old_data=tmp_path / "base", **GIVEN)
+    for name in ("white", "base"):
+        shutil.rmtree(tmp_path / name)
+    first, second = score_again(tmp_path / "7")
+    assert first["same"] is None and second["same"] is None
+    assert f"{tmp_path / 'base'}: no such folder." in first["difference"]
+
+
+def test_an_extended_run_takes_no_folder_to_score_again(place, moved):
+    for folder in (moved / "nowhere", place / "white"):
+        with pytest.raises(UsageError, match=rf"--data {folder}: .*7 is an extended run .* Leave out --data"):
+            score_again(moved / "7", folder)
 
 
 def test_an_imported_model_is_scored_on_the_old_data_that_are_named(place, tmp_path):

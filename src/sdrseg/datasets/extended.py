@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,6 +20,7 @@ from sdrseg.files import write_json
 from sdrseg.labels import VOID
 
 CHAIN = "chain.json"
+MOVED = "If a folder has moved, move it back or put a link in its place."
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,24 @@ class Extended(Source):
         try:
             return cls(chain["classes"], chain["parts"], bool(chain["score_background"]))
         except DataError as error:
-            raise DataError(f"{error} If the data have moved, correct the path in {path / CHAIN}.") from error
+            raise DataError(f"{error} {MOVED}") from error
+
+    @classmethod
+    def open_available(cls, run: Path) -> Extended:
+        """Those data sets of an extended run that can be opened now; `notes` says what is wrong with the others."""
+        chain = read_chain(run)
+        parts, notes = [], []
+        for part in chain["parts"]:
+            try:
+                if part.available:
+                    part.open()
+                parts.append(part)
+            except SdrsegError as error:
+                parts.append(replace(part, available=False))
+                notes.append(f"{error} {MOVED}" if isinstance(error, DataError) else str(error))
+        source = cls(chain["classes"], parts, bool(chain["score_background"]))
+        source.notes = tuple(notes)
+        return source
 
     def ids(self, split: Split) -> tuple[str, ...]:
         return self._ids[split]

@@ -17,7 +17,7 @@ from sdrseg.config import saved_config
 from sdrseg.config.sections import Eval
 from sdrseg.datasets.augment import normalise
 from sdrseg.datasets.batches import Batch, Batches, eval_batches
-from sdrseg.datasets.extended import Extended
+from sdrseg.datasets.extended import MOVED, Extended
 from sdrseg.datasets.index import map_with_threads
 from sdrseg.decision import Decision, decide
 from sdrseg.distributed import Processes
@@ -107,7 +107,8 @@ def score(
         config = replace(config, eval=replace(config.eval, transform=transform))  # type: ignore[arg-type]
     last = job.scenario[-1]
     sizes = job.indexes[step.test_split].size_by_id
-    cache = job.cache("score", step.test_split, sorted({*last.test_ids, *step.test_ids}))
+    existing = sizes.keys() & {*last.test_ids, *step.test_ids}  # images of other steps may be gone
+    cache = job.cache("score", step.test_split, sorted(existing))
     ids_by_classes: dict[frozenset[int] | None, list[str]] = {}
     for id in step.test_ids if ids is None else ids:
         ids_by_classes.setdefault(job.source.labelled(id), []).append(id)
@@ -230,6 +231,10 @@ def score_again(
     config = saved_config(saved["config"], str(out / "config.json"))
     spec = parse_spec(saved["spec"])
     if spec.source == Extended.name:
+        if data is not None:
+            raise UsageError(
+                f"--data {data}: {out} is an extended run and knows its folders. Leave out --data. {MOVED}"
+            )
         job = reopen_job(out, config)
     else:
         job = prepare_job(spec, "ft", config, data, out, None, None)  # scoring needs no method
@@ -242,7 +247,7 @@ def score_again(
         earlier = {"scored_on": TEST_IMAGES, **folder.read_json(f"steps/{step.number}/metrics.json")}
         if not images_exist(job, step):
             reason = f"step {step.number}: images that it was scored on are gone or have changed; its scores are kept."
-            results.append({**earlier, "same": None, "difference": reason})
+            results.append({**earlier, "same": None, "difference": " ".join((reason, *job.source.notes))})
             continue
         # each step of an extended run was scored in a different run
         images = earlier["scored_on"] if isinstance(job.source, Extended) else job.scored_on

@@ -153,8 +153,8 @@ def prepare_job(
 
 
 def reopen_job(out: Path, config: Config) -> Job:
-    """An extended run as its folder describes it, to score its models again."""
-    source = Extended.open(out, config)
+    """An extended run as its folder describes it, with the data that are available, to score its models again."""
+    source = Extended.open_available(out)
     saved = RunFolder(out).read_json("scenario.json")
     scenario = Scenario.from_dict(saved, out / "scenario.json")
     job = make_job(find_method("ft"), config, source, read_masks(source), scenario, out, None, None)
