@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sdrseg.config import Config
@@ -67,6 +69,12 @@ class Views:
     table: Array
     labelled: bool
     description: str
+
+    def channels(self, id: str) -> set[int]:
+        """The channels that the mask of an image labels."""
+        classes = self.source.labelled(id)
+        named = range(len(self.source.classes)) if classes is None else classes
+        return {int(self.table[c]) for c in named}
 
 
 def views_of(parent: Parent, images: Path | None) -> Views | None:
@@ -140,17 +148,20 @@ def _surveyed(job: Job, parent: Parent, views: Views) -> dict[str, Tensor]:
     model = parent.folder.load_step(parent.step)[1]
     job.display.say(f"remembering old classes from {quantity(len(views.ids), 'image')}: {views.description}")
     batches = survey_batches(views.source, views.ids, views.table, config, share=job.share)
-    decision = None if views.labelled else parent.decision
-    classes = len(parent.classes)
-    method = survey_with(model, job, config, classes, batches, lambda method: _Survey(method, decision))
+    surveyor = partial(_Survey, views=views, decision=parent.decision)
+    method = survey_with(model, job, config, len(parent.classes), batches, surveyor)
     return {name: t for name, t in method.state_dict().items() if name.startswith(("memory.", "prototypes."))}
 
 
 class _Survey:
-    """A method that also updates prototypes during a survey, with predictions as labels if there are none."""
+    """A method that also updates prototypes during a survey, with predictions as labels if there are none.
 
-    def __init__(self, method: Method, decision: Decision | None):
-        self._method, self._decision = method, decision
+    If a mask does not label all classes, unlabelled pixels that are predicted as one of the others are left out: they
+    are not background.
+    """
+
+    def __init__(self, method: Method, views: Views, decision: Decision):
+        self._method, self._views, self._decision = method, views, decision
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._method, name)
@@ -159,8 +170,16 @@ class _Survey:
         return True
 
     def survey(self, batch: Batch, student: Any, teacher: Any) -> None:
-        if self._decision is not None:
-            predicted = decide(student.logits.float(), self._decision).to(batch.labels.dtype)
-            batch = replace(batch, labels=predicted.masked_fill(batch.padding, VOID))
+        predicted = decide(student.logits.float(), self._decision)
+        if self._views.labelled:
+            labels = batch.labels.masked_fill((batch.labels == 0) & self._hidden(batch.ids, predicted), VOID)
+        else:
+            labels = predicted.to(batch.labels.dtype).masked_fill(batch.padding, VOID)
+        batch = replace(batch, labels=labels)
         self._method.latent.terms(batch, student.features, None)
         self._method.survey(batch, student, teacher)
+
+    def _hidden(self, ids: Sequence[str], predicted: Tensor) -> Tensor:
+        """(B, H, W): whether the predicted class is one that the mask of the image does not label."""
+        labelled = [predicted.new_tensor(sorted({0, *self._views.channels(id)})) for id in ids]
+        return torch.stack([~torch.isin(one, known) for one, known in zip(predicted, labelled, strict=True)])
