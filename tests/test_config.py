@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sdrseg.config import Config, config_from, load_config, parse_settings, saved_config
 from sdrseg.errors import UsageError
+from sdrseg.methods import own_sections
 from sdrseg.scenario import find_source
 
 KEYS = [setting.key for setting in Config().settings()]
@@ -237,6 +238,13 @@ def test_a_value_for_one_step_replaces_those_of_the_others(tmp_path: Path):
     config.require_steps(4)
     with pytest.raises(UsageError, match=r"step\.3\.optim\.lr: the scenario has the steps 0 to 2"):
         config.require_steps(3)
+
+
+def test_a_value_for_one_step_of_a_method_s_own_setting_is_read_without_the_method():
+    own = own_sections("laps")
+    config = load_config("shapes", None, {"step.1.laps.positive": 3.0}, own=own)
+    saved = saved_config(config.to_dict(), "config.json")
+    assert saved.to_dict() == config.to_dict() and config.differences(saved) == saved.differences(config) == []
 
 
 @pytest.mark.parametrize(

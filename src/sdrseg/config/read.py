@@ -114,7 +114,9 @@ def saved_config(values: Any, origin: str, affect_nothing: Collection[str] = ())
     for name, keys in values.items():
         if name not in known and isinstance(keys, Mapping):
             affects: dict[str, Affects] = {k: "nothing" if f"{name}.{k}" in affect_nothing else "base" for k in keys}
-            own[name] = section(name, {k: setting(v, "", affects=affects[k]) for k, v in keys.items()})
+            # iterating: which of them may differ by step was checked when the run began
+            declared = {k: setting(v, "", affects=affects[k], iterating=True) for k, v in keys.items()}
+            own[name] = section(name, declared)
     return config_from(values, origin, own)
 
 
