@@ -467,11 +467,13 @@ def test_one_pass_over_the_images_fits_rows_and_remembers():
     assert counted == {c: (labels == c).sum() for c in range(N_OLD, CLASSES)}
 
 
-def test_new_rows_may_see_the_features_of_the_encoder(tmp_path):
+@pytest.mark.parametrize("memory", ["features", "gaussian"])
+def test_new_rows_may_see_the_features_of_the_encoder(tmp_path, memory):
     """Step 0 and the old rows stay as they are; the memory and the new rows have four inputs more."""
     spec = "shapes:6-2@disjoint"
     run(tmp_path / "plain", "laps", *DECODER, spec=spec)
-    run(tmp_path / "wide", "laps", "laps.encoder=4", spec=spec)
+    settings = (f"laps.memory={memory}", "laps.encoder=4")
+    run(tmp_path / "wide", "laps", *settings, spec=spec)
     plain, wide = (
         [load_file(tmp_path / f"{n}/steps/{k}/model.safetensors") for k in range(3)] for n in ("plain", "wide")
     )
@@ -486,13 +488,8 @@ def test_new_rows_may_see_the_features_of_the_encoder(tmp_path):
         assert (model["classifier.weight"][n_old:, inputs:].abs().amax((1, 2, 3)) > 0).all()
     assert [step["same"] for step in score_again(tmp_path / "wide")] == [True] * 3
     write_report([tmp_path / "wide"], tmp_path / "report.html", images=1)
-    run(tmp_path / "again", "laps", "laps.encoder=4", spec=spec, bases=tmp_path / "others")  # trains step 0 itself
+    run(tmp_path / "again", "laps", *settings, spec=spec, bases=tmp_path / "others")  # trains step 0 itself
     assert content(tmp_path / "again") == content(tmp_path / "wide")
-
-
-def test_the_features_of_the_encoder_need_vectors_as_memory():
-    with pytest.raises(UsageError, match=r"laps.memory=gaussian cannot store .* Add laps.encoder=0"):
-        at_step_1("laps.encoder=4")
 
 
 def test_a_memory_without_features_of_the_encoder_is_named_and_used():
@@ -503,13 +500,6 @@ def test_a_memory_without_features_of_the_encoder_is_named_and_used():
     stage.method.begin_step(stage.method.step, stage.student, None)
     assert stage.student.shortcut is None
     assert "memory has no features of the encoder" in stage.method.notes[0]
-
-
-def test_gaussians_cannot_go_on_from_a_memory_with_features_of_the_encoder():
-    stage = begin("laps", "disjoint", settings=("laps.memory=gaussian", "laps.encoder=0"))
-    stage.method.directions = torch.rand(4, stage.student.feature_channels)
-    with pytest.raises(UsageError, match=r"laps.memory=gaussian: this model's memory has features of the encoder"):
-        stage.method.begin_step(stage.method.step, stage.student, None)
 
 
 def test_a_later_step_surveys_as_many_views_as_asked(tmp_path, monkeypatch):

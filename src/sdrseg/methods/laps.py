@@ -48,10 +48,6 @@ class LAPS(TrainedRows):
         own = self.own
         if own.fit_only and own.init != "logistic":
             raise UsageError(f"laps.fit_only=true needs laps.init=logistic, not {own.init}.")
-        if own.encoder > 0 and own.memory != "features":
-            raise UsageError(
-                f"laps.memory={own.memory} cannot store features of the encoder. Add laps.encoder=0, or use features."
-            )
         self.memory = LatentMemory(own.memory, own.rank, own.clusters)
         self.directions: Tensor | None = None  # of the encoder's features that new rows see, (k, C)
         self.iteration = 0
@@ -89,17 +85,12 @@ class LAPS(TrainedRows):
         self.scale = torch.ones((), device=rows.weight.device)
 
     def _check_directions(self, step: StepInfo, student: Network) -> None:
-        """Add a note if this model's memory has no features of the encoder; an error if `laps.memory` cannot have any
-        but this one has."""
+        """Add a note if this model's memory has no features of the encoder."""
         wide = self.directions is not None or student.shortcut is not None
         if self.own.encoder > 0 and step.number > 0 and not wide:
             self.notes.append(
                 "this model's memory has no features of the encoder, so new rows see the decoder's output only "
                 f"(laps.encoder={self.own.encoder} has no effect)"
-            )
-        if wide and self.own.memory != "features":
-            raise UsageError(
-                f"laps.memory={self.own.memory}: this model's memory has features of the encoder. Use features."
             )
 
     def wants_survey(self, when: When) -> bool:

@@ -23,8 +23,7 @@ class Laps:
     )
     encoder: int = later(
         256,
-        "number of principal components of the encoder's features that new rows see, besides the decoder's output; "
-        "needs memory = features",
+        "number of principal components of the encoder's features that new rows see, besides the decoder's output",
         0,
         4096,
     )
