@@ -211,6 +211,9 @@ def test_an_extended_run_takes_no_folder_to_score_again(place, moved):
     for folder in (moved / "nowhere", place / "white"):
         with pytest.raises(UsageError, match=rf"--data {folder}: .*7 is an extended run .* Leave out --data"):
             score_again(moved / "7", folder)
+    with pytest.raises(UsageError, match=r"--data .*white: .*7 is an extended run .* Leave out --data"):
+        write_report([moved / "7"], moved / "never.html", place / "white")
+    assert not (moved / "never.html").exists()
 
 
 def test_an_imported_model_is_scored_on_the_old_data_that_are_named(place, tmp_path):

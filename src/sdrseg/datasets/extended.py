@@ -15,7 +15,7 @@ import numpy as np
 
 from sdrseg.config import Config, config_from
 from sdrseg.datasets.source import Array, Problem, Source, Split
-from sdrseg.errors import DataError, SdrsegError
+from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
 
@@ -86,6 +86,12 @@ def read_part(saved: Any, origin: Path) -> Part:
         return part
     except (KeyError, TypeError, ValueError) as error:
         raise SdrsegError(f"{origin}: damaged ({error}). Restore it from a backup.") from error
+
+
+def require_own_data(run: Path, data: Path | None) -> None:
+    """Raise an error if another folder is given for an extended run, which would not be used."""
+    if data is not None:
+        raise UsageError(f"--data {data}: {run} is an extended run and knows its folders. Leave out --data. {MOVED}")
 
 
 def read_chain(run: Path) -> dict[str, Any]:

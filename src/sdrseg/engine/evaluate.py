@@ -17,7 +17,7 @@ from sdrseg.config import saved_config
 from sdrseg.config.sections import Eval
 from sdrseg.datasets.augment import normalise
 from sdrseg.datasets.batches import Batch, Batches, eval_batches
-from sdrseg.datasets.extended import MOVED, Extended
+from sdrseg.datasets.extended import Extended, require_own_data
 from sdrseg.datasets.index import map_with_threads
 from sdrseg.decision import Decision, decide
 from sdrseg.distributed import Processes
@@ -231,10 +231,7 @@ def score_again(
     config = saved_config(saved["config"], str(out / "config.json"))
     spec = parse_spec(saved["spec"])
     if spec.source == Extended.name:
-        if data is not None:
-            raise UsageError(
-                f"--data {data}: {out} is an extended run and knows its folders. Leave out --data. {MOVED}"
-            )
+        require_own_data(out, data)
         job = reopen_job(out, config)
     else:
         job = prepare_job(spec, "ft", config, data, out, None, None)  # scoring needs no method

@@ -21,7 +21,7 @@ from torch import Tensor
 from sdrseg.colours import NOT_SCORED, Colour
 from sdrseg.datasets import open_source
 from sdrseg.datasets.augment import EVALUATIONS, normalise, padding, show
-from sdrseg.datasets.extended import Extended
+from sdrseg.datasets.extended import Extended, require_own_data
 from sdrseg.datasets.index import ClassIndex, class_index
 from sdrseg.datasets.source import Source
 from sdrseg.decision import decide
@@ -99,6 +99,8 @@ def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, Cla
     """The data set of the runs and the class index of its test masks; it must be the one that was scored."""
     spec = parse_spec(runs[0].identity["spec"])
     own = spec.source == Extended.name  # its folder lists its data sets
+    if own:
+        require_own_data(runs[0].path, data)
     source = open_source(spec.source, runs[0].path if own else data, runs[0].config)
     with progress(f"reading {spec.source}") as report:
         index = class_index(source, runs[0].scenario["steps"][-1].get("test_split", "val"), report)
