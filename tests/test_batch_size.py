@@ -115,7 +115,11 @@ def test_auto_is_a_word_of_this_setting_only():
 
 def test_extending_takes_the_size_that_goes_with_the_images():
     parent = SimpleNamespace(
-        config=load_config("shapes"), folder=SimpleNamespace(path=Path("run")), source="shapes", decision="softmax"
+        config=load_config("shapes"),
+        folder=SimpleNamespace(path=Path("run")),
+        source="shapes",
+        decision="softmax",
+        rate_set=None,
     )
     for images, size in ((100, 8), (40, 4), (3, 3)):
         config = make_config(parent, "mib", images, True, None, {"train.batch_size": "auto"})

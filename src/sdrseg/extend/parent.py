@@ -30,7 +30,6 @@ class Parent:
     step: int
     meta: dict[str, Any]
     config: Config  # of the run that made it
-    rate_set: float | None  # the learning rate of later steps, if the user set one
     scenario: Scenario  # up to this step
     digests: dict[str, str]  # of the masks it was trained and scored on
     parts: tuple[Part, ...]  # its data; those that are gone are marked
@@ -38,6 +37,7 @@ class Parent:
     score_background: bool
     changes: tuple[Any, ...]  # of its classes, for the history
     notes: tuple[str, ...] = ()  # on a step that is not finished, and on data that are gone or have changed
+    rate_set: float | None = None  # the learning rate of later steps, if the user set one
 
     @property
     def classes(self) -> list[str]:
@@ -95,7 +95,6 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
         number,
         meta,
         config,
-        _rate_set(folder, number),
         scenario,
         digests,
         found.parts,
@@ -103,6 +102,7 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
         score_background,
         changes,
         (*([unfinished] if unfinished else []), *found.notes),
+        _rate_set(folder, number),
     )
 
 
