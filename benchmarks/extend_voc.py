@@ -61,6 +61,7 @@ def make_parent(study: Study, folder: Path, exported: Path, decision: str) -> Pa
     run = RunFolder(folder / decision)
     meta = {"step": 0, "classes": classes, "decision": decision, "net": config.to_dict()["net"], "parent": None}
     run.save_step(0, model, memory, meta)
+    write_json(run.path / "config.json", {"config": config.to_dict()})
     scenario = Scenario(parse_spec(SPEC), study.source.classes, (study.base,), ())
     return Parent(run, 0, run.read_json("steps/0/meta.json"), config, scenario, {}, (), (), True, ())
 
