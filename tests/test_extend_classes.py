@@ -14,8 +14,10 @@ import sdrseg
 from extend_data import QUICK, base_run, coco_folder, masks_folder
 from runs import Quiet
 from sdrseg.engine.evaluate import score_again
+from sdrseg.engine.job import reopen_job
 from sdrseg.exporting import metadata
 from sdrseg.extend.history import change_classes
+from sdrseg.extend.parent import read_parent
 from sdrseg.extend.run import extend
 from sdrseg.metrics import as_background
 from sdrseg.reporting import write_report
@@ -71,6 +73,20 @@ def test_removed_classes_are_not_part_of_an_extension(place, tmp_path):
     before = [c["iou"] for c in scored if c["iou"] is not None]
     assert [c["before"] for c in done.result["old"]] == pytest.approx([100 * v for v in before])
     assert [r["same"] for r in score_again(tmp_path / "more")] == [True] * 3
+
+
+def test_old_images_of_a_class_that_is_added_again_are_images_of_the_new_one(place, tmp_path):
+    """What the old images label is the class in its new channel: false alarms there count, and the pixels that the old
+    channel claimed in background were never known to be right."""
+    done = extend(place / "without", place / "black", tmp_path / "again", **GIVEN)
+    job = reopen_job(tmp_path / "again", read_parent(tmp_path / "again").config)
+    step = job.scenario[-1]
+    first = [id for id in step.test_ids if id.startswith("step1/")]
+    assert first and {job.labelled_channels(step, id) for id in first} == {frozenset({8})}
+    assert {job.labelled_channels(job.scenario[1], id) for id in first} == {frozenset({7})}
+    assert step.channels[8] != step.channels[7] and [one["name"] for one in done.result["new"]] == ["black"]
+    assert not {one["id"] for one in done.result["regressions"]} & set(first)
+    assert all(r["same"] for r in score_again(tmp_path / "again"))
 
 
 @pytest.mark.parametrize(("method", "least"), [("laps-softmax", 25), ("mib", 50)])

@@ -109,19 +109,20 @@ def score(
     sizes = job.indexes[step.test_split].size_by_id
     existing = sizes.keys() & {*last.test_ids, *step.test_ids}  # images of other steps may be gone
     cache = job.cache("score", step.test_split, sorted(existing))
-    ids_by_classes: dict[frozenset[int] | None, list[str]] = {}
+    ids_by_labels: dict[frozenset[int] | None, list[str]] = {}
     for id in step.test_ids if ids is None else ids:
-        ids_by_classes.setdefault(job.source.labelled(id), []).append(id)
-    matrix = np.zeros((len(step.channels),) * 2, np.int64)
-    for classes, some in ids_by_classes.items():
+        ids_by_labels.setdefault(job.labelled_channels(step, id), []).append(id)
+    channels = range(len(step.channels))
+    matrix = np.zeros((len(channels),) * 2, np.int64)
+    for labels, some in ids_by_labels.items():
         batches = eval_batches(job.source, some, sizes, step.test_table, config, share=job.share, cache=cache)
-        found = confusion(job.fabric, network, batches, len(step.channels), decision)
-        if classes is not None:
-            found[0, [c not in classes for c in step.channels]] = 0
+        found = confusion(job.fabric, network, batches, len(channels), decision)
+        if labels is not None:
+            found[0, [channel not in labels for channel in channels]] = 0
         matrix += found
     names = tuple(job.scenario.classes[c] for c in step.channels)
-    labelled = frozenset().union(*(step.channels if classes is None else classes for classes in ids_by_classes))
-    unknown = tuple(channel for channel, c in enumerate(step.channels) if c not in labelled)
+    labelled = frozenset().union(*(channels if labels is None else labels for labels in ids_by_labels))
+    unknown = tuple(channel for channel in channels if channel not in labelled)
     removed = job.removed_channels(step)
     matrix = as_background(matrix, removed)
     return StepScore(step.number, names, len(job.scenario[0].channels), matrix, unknown, removed)

@@ -29,6 +29,7 @@ from sdrseg.engine.trackers import Trackers
 from sdrseg.engine.watch import Log, NoLog
 from sdrseg.errors import SdrsegError
 from sdrseg.files import write_json
+from sdrseg.labels import VOID
 from sdrseg.methods import Method, find_method
 from sdrseg.methods.terms import TERMS
 from sdrseg.scenario import Scenario, Spec, Step, build_scenario, declarations
@@ -113,6 +114,14 @@ class Job:
 
     def removed_channels(self, step: Step) -> tuple[int, ...]:
         return tuple(channel for channel, id in enumerate(step.channels) if id in self.removed)
+
+    def labelled_channels(self, step: Step, id: str) -> frozenset[int] | None:
+        """The channels of the classes that the mask of an image labels; None: all of them.
+
+        A class that was removed and added again has a new channel, and old labels are labels of that one.
+        """
+        classes = self.source.labelled(id)
+        return None if classes is None else frozenset(int(step.test_table[c]) for c in classes) - {VOID}
 
     @property
     def oracle(self) -> bool:

@@ -49,8 +49,8 @@ def review(
     n_old, old_ids = len(plan.step.old), set(plan.parent.test_ids)
     kept = [c for c in range(n_old) if c not in score.removed]
     both = [sum((s.matrices[k] for s in compared if s.id in old_ids), np.zeros_like(score.confusion)) for k in (0, 1)]
-    labelled = [plan.source.labelled(id) for id in old_ids]
-    known = [any(some is None or c in some for some in labelled) for c in plan.step.channels]
+    labelled = [job.labelled_channels(plan.step, id) for id in old_ids]
+    known = [any(some is None or c in some for some in labelled) for c in range(len(plan.step.channels))]
     before_iou, after_iou = (np.where(known, iou(matrix), np.nan) for matrix in both)
     names = list(score.names)
     old = [
@@ -160,10 +160,10 @@ def _compare(job: Job, plan: Plan) -> list[ImageComparison]:
     n_old = len(step.old)
     for one in found.values():
         pixels = max(1, int(one.matrices[0].sum()))
-        labelled = plan.source.labelled(one.id)
+        labelled = job.labelled_channels(step, one.id)
         if labelled is not None:  # as in scores: background counts only where a labelled class is predicted
             for matrix in one.matrices:
-                matrix[0, [c not in labelled for c in step.channels]] = 0
+                matrix[0, [channel not in labelled for channel in range(k)]] = 0
         before, after = one.matrices = (
             as_background(one.matrices[0], removed),
             as_background(one.matrices[1], removed),
