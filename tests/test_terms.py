@@ -14,7 +14,7 @@ from sdrseg.engine.bases import base_of
 from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.methods import METHODS, Method, resolve_method
-from sdrseg.methods.terms import TERMS
+from sdrseg.methods.terms import TERMS, only_later
 from sdrseg.reporting.curves import meaning
 
 from methods_bench import begin, make_config
@@ -45,6 +45,21 @@ def test_a_registered_term_is_known_everywhere(drift):
     assert set(stage.terms[0]) == {"ce", "drift"} and stage.terms[1]["drift"] > 0
     with pytest.raises(UsageError, match="The term 'drift' exists already"):
         register_term(drift)
+
+
+def test_a_registered_term_of_later_steps_leaves_the_base_of_a_method_alone():
+    """Its section may be its own, or that of a term which step 0 has."""
+    settings = {"weight": setting(0.0, "λ", 0, affects="losses")}
+    register_term(Term("late", "later only", "L_l", "late.weight", settings=settings, in_step0=lambda config: False))
+    register_term(Term("both", "with it", "L_b", "pm.weight", in_step0=lambda config: False))
+    try:
+        off, on = (make_config("ewc", "default", *s) for s in ((), ("late.weight=2.5",)))
+        bases = [base_of(METHODS["ewc"], config)[1] for config in (off, on)]
+        first, second = ({s.key: s.value for s in base.settings()} for base in bases)
+        assert first == second and first["late.weight"] == 0
+        assert only_later(on) == {"late", "cl", "sp"}
+    finally:
+        TERMS.pop("late"), TERMS.pop("both")
 
 
 def test_a_method_is_shown_with_the_settings_of_registered_terms(drift, sdrseg):

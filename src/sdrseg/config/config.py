@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -77,9 +77,13 @@ class Config:
                 values[name] = value
         return self.changed(values)
 
-    def without(self, *kinds: Affects) -> Config:
-        """A copy in which all settings that affect `kinds` have their defaults."""
-        return self.changed({s.key: s.declared.default for s in self.settings() if s.affects in kinds})
+    def without(self, *kinds: Affects, sections: Collection[str] = ()) -> Config:
+        """A copy in which all settings that affect `kinds`, and all of some sections, have their defaults."""
+
+        def dropped(s: Setting) -> bool:
+            return s.affects in kinds or s.key.partition(".")[0] in sections
+
+        return self.changed({s.key: s.declared.default for s in self.settings() if dropped(s)})
 
     def require_steps(self, count: int) -> None:
         """Raise if there is a value for a step that a scenario with this many steps does not have."""

@@ -82,8 +82,8 @@ TERMS: dict[str, Term] = {}
 
 def only_later(config: Config) -> set[str]:
     """The sections of the configuration whose terms step 0 does not have, besides those that need a teacher."""
-    weights = {term.weight.partition(".")[0]: term.in_step0(config) for term in TERMS.values()}
-    return {section for section, in_step0 in weights.items() if not in_step0}
+    section = {name: term.weight.partition(".")[0] for name, term in TERMS.items()}
+    return {*section.values()} - {section[name] for name, term in TERMS.items() if term.in_step0(config)}
 
 
 def sections_of(terms: Iterable[Term]) -> dict[str, type]:
