@@ -6,7 +6,7 @@ no IoU (NaN) and is left out of every mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,16 @@ def as_background(confusion: Matrix, channels: Sequence[int]) -> Matrix:
     merged = np.zeros_like(confusion)
     np.add.at(merged, (to[:, None], to), confusion)
     return merged
+
+
+def with_known_background(confusion: Matrix, labelled: Collection[int] | None) -> Matrix:
+    """The matrix of images that label only these channels (None: all), with background counted only where one of them
+    is predicted: elsewhere it is unknown whether the prediction is correct."""
+    if labelled is None:
+        return confusion
+    known = confusion.copy()
+    known[0, [channel not in labelled for channel in range(len(known))]] = 0
+    return known
 
 
 def mean_of(values: Values, channels: Sequence[int]) -> float | None:

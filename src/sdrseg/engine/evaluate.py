@@ -28,7 +28,7 @@ from sdrseg.engine.saved import open_step, scoring_config
 from sdrseg.errors import DataError, SdrsegError, UsageError, nearest
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
-from sdrseg.metrics import StepScore, as_background, summary
+from sdrseg.metrics import StepScore, as_background, summary, with_known_background
 from sdrseg.network import Network
 from sdrseg.scenario import Step, parse_spec
 from sdrseg.terminal import progress
@@ -99,8 +99,7 @@ def score(
 ) -> StepScore:
     """The scores of a network on the images of a step. `transform`: replaces eval.transform; `ids`: only these images.
 
-    Where masks label only some classes (`Source.labelled`), background counts only where one of these is
-    predicted: elsewhere it is unknown whether the prediction is correct.
+    Masks may label only some classes (`Source.labelled`); `with_known_background` says what then counts.
     """
     config = job.config
     if transform is not None:
@@ -117,9 +116,7 @@ def score(
     for labels, some in ids_by_labels.items():
         batches = eval_batches(job.source, some, sizes, step.test_table, config, share=job.share, cache=cache)
         found = confusion(job.fabric, network, batches, len(channels), decision)
-        if labels is not None:
-            found[0, [channel not in labels for channel in channels]] = 0
-        matrix += found
+        matrix += with_known_background(found, labels)
     names = tuple(job.scenario.classes[c] for c in step.channels)
     labelled = frozenset().union(*(channels if labels is None else labels for labels in ids_by_labels))
     unknown = tuple(channel for channel in channels if channel not in labelled)

@@ -21,7 +21,7 @@ from sdrseg.extend.forecast import Forecast
 from sdrseg.extend.plan import Plan
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
-from sdrseg.metrics import StepScore, as_background, iou, mean_of
+from sdrseg.metrics import StepScore, as_background, iou, mean_of, with_known_background
 
 EXTENSION = "extension.json"
 WORST = 6
@@ -161,12 +161,9 @@ def _compare(job: Job, plan: Plan) -> list[ImageComparison]:
     for one in found.values():
         pixels = max(1, int(one.matrices[0].sum()))
         labelled = job.labelled_channels(step, one.id)
-        if labelled is not None:  # as in scores: background counts only where a labelled class is predicted
-            for matrix in one.matrices:
-                matrix[0, [channel not in labelled for channel in range(k)]] = 0
         before, after = one.matrices = (
-            as_background(one.matrices[0], removed),
-            as_background(one.matrices[1], removed),
+            as_background(with_known_background(one.matrices[0], labelled), removed),
+            as_background(with_known_background(one.matrices[1], labelled), removed),
         )
         one.regression = float((np.trace(before[:n_old]) - np.trace(after[:n_old])) / pixels)
         one.false_alarm = float(after[:n_old, n_old:].sum() / pixels)

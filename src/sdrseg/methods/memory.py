@@ -92,6 +92,11 @@ Memory = Gaussians | Vectors
 Form = Literal["gaussian", "prototype", "features"]
 
 
+def follows_relu(memory: Memory) -> bool:
+    """Whether the remembered features are never negative: what is drawn or shifted is then clipped at 0."""
+    return bool((memory.mean >= 0).all())
+
+
 def joined(memories: Sequence[Memory]) -> Memory:
     """Several memories of the same form as one."""
     return type(memories[0])(*(torch.cat(parts) for parts in zip(*memories, strict=True)))
@@ -106,7 +111,7 @@ class Replay:
         self.owner = memory.owner.repeat_interleave(self.each)
         self.represents = (memory.points / self.each).repeat_interleave(self.each)
         self.points = memory.mean.repeat_interleave(self.each, 0)
-        self.follow_relu = bool((memory.mean >= 0).all())  # then draws are clipped at 0
+        self.clipped = follows_relu(memory)
 
     @torch.no_grad()
     def draw(self, seed: int) -> None:
@@ -121,7 +126,7 @@ class Replay:
         if rank := memory.factor.shape[2]:
             size = (len(memory.mean), self.each, rank)
             points += torch.randn(size, generator=generator, device=points.device) @ memory.factor.mT
-        if self.follow_relu:
+        if self.clipped:
             self.points.clamp_(min=0)
 
 
@@ -197,9 +202,7 @@ class LatentMemory:
         """Shift the memory of each class by `shift` (K, D)."""
         if self.classes is not None:
             moved = self.classes.mean + shift[self.classes.owner]
-            if (self.classes.mean >= 0).all():  # features that follow a ReLU still do
-                moved = moved.clamp_min(0)
-            self.classes = self.classes._replace(mean=moved)
+            self.classes = self.classes._replace(mean=moved.clamp_min(0) if follows_relu(self.classes) else moved)
 
     def parts(self) -> dict[str, Memory]:
         both = {"background": self.background, "classes": self.classes}
