@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 
@@ -342,6 +343,27 @@ def test_padding_is_distilled_if_asked_to():
             next(iter(stage.student.encoder_parameters())).mul_(1.5)
     a, b = skip.forward(), include.forward()
     assert a["ce"] == b["ce"] and a["kd"] != b["kd"] and a["enc"] != b["enc"]
+
+
+@pytest.mark.parametrize("on_new", ["distil", "skip"])
+def test_which_pixels_are_distilled_where_the_label_is_a_new_class(on_new):
+    stage = begin("sdr", "disjoint", settings=(f"kd.on_new={on_new}",))
+    images = normalise(stage.batch.images)
+    with torch.no_grad():
+        z, t = (net(images).logits.double().numpy() for net in (stage.student, stage.teacher))
+        found = stage.forward()["kd"].item()
+    labels, padding = stage.batch.labels.numpy(), stage.batch.padding.numpy()
+    total, count, new = 0.0, 0, 0
+    for b, y, x in np.ndindex(labels.shape):
+        is_new = N_OLD <= labels[b, y, x] < N_OLD + N_NEW
+        new += is_new
+        if padding[b, y, x] or (is_new and on_new == "skip"):
+            continue
+        p, q = (np.exp(v[b, :, y, x]) / np.exp(v[b, :, y, x]).sum() for v in (t, z))
+        q = np.array([q[0] + q[N_OLD:].sum(), *q[1:N_OLD]])
+        total, count = total - (p * np.log(q)).sum(), count + 1
+    normaliser = {"n_old": N_OLD, "at_least_16": max(16, N_OLD), "none": 1}[stage.method.config.kd.normaliser]
+    assert new and found == pytest.approx(total / count / normaliser, rel=1e-5)
 
 
 def test_mib_has_the_authors_weight_on_15_1():

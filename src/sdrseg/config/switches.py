@@ -49,6 +49,11 @@ class Kd:
     padding: Literal["skip", "include"] = later(
         "skip", "pixels padded by augmentation, in every distillation; prototypes and sparsity never include them"
     )
+    on_new: Literal["distil", "skip"] = later(
+        "distil",
+        "pixels labelled with a new class, in every distillation: distilled like all others (the paper), or skipped, "
+        "because the teacher takes them for background or a similar old class",
+    )
     entropy_weight: float = later(1.0, "λ_GS of CIL", 0)
 
 

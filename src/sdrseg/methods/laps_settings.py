@@ -56,9 +56,9 @@ class Laps:
         "later steps only fit new rows by logistic regression; false: then all of the network is trained by gradient "
         "descent",
     )
-    on_new: Literal["teacher", "skip", "no"] = training(
+    on_new: Literal["teacher", "no"] = training(
         "teacher",
-        "target of old rows where the label is a new class: the teacher's probability, none (skip), or 0 (training)",
+        "target of old rows where the label is a new class: the teacher's probability, or 0 (training)",
     )
     views: int = later(1, "number of augmented views of each image that new rows are fitted on", 1, 64)
     prior: Literal["seen", "average"] = later(

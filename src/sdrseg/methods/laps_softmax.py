@@ -71,8 +71,8 @@ class LAPSSoftmax(LAPS):
 
     def distilled(self, batch: Batch) -> Tensor:
         # a softmax cannot be negative for all old rows together: where that is wanted, they learn nothing
-        keep = Method.distilled(self, batch)
-        return keep if self.own.on_new == "teacher" else keep & ~self._labelled_new(batch)
+        keep = super().distilled(batch)
+        return keep & ~self.labelled_new(batch) if self.own.on_new == "no" else keep
 
     def _corrected(self, batch: Batch, t: Tensor | None) -> Tensor | None:
         return t

@@ -153,7 +153,13 @@ class PixelTerms:
 
     def distilled(self, batch: Batch) -> Tensor:
         """(B, H, W) bool: the pixels that are distilled."""
-        return torch.ones_like(batch.padding) if self.config.kd.padding == "include" else ~batch.padding
+        kd = self.config.kd
+        keep = torch.ones_like(batch.padding) if kd.padding == "include" else ~batch.padding
+        return keep & ~self.labelled_new(batch) if kd.on_new == "skip" else keep
+
+    def labelled_new(self, batch: Batch) -> Tensor:
+        """(B, H, W) bool: the pixels that are labelled with a class of this step."""
+        return (batch.labels >= max(1, self.step.n_old)) & (batch.labels != VOID)
 
     def mean_of(self, name: str, sums: Tensor) -> Tensor:
         """The mean over all processes and, where the batch comes in parts, this part's share of the whole mean."""

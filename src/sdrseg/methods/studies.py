@@ -115,7 +115,7 @@ def _laps() -> list[type[Method]]:
         ("trained-prototype", "the same with means and variances as memory", {"laps__memory": "prototype"}),
         ("trained-anchor", "the same with an embedding anchored to the teacher's", {"laps__anchor": 2.0}),
         ("trained-drift", "the same with a memory that follows the features", {"laps__drift": True}),
-        ("trained-skip-new", "the same without distillation where the label is a new class", {"laps__on_new": "skip"}),
+        ("trained-skip-new", "the same without distillation where the label is a new class", {"kd__on_new": "skip"}),
         ("trained-correct-new", 'the same with target "no" of old rows on new classes', {"laps__on_new": "no"}),
         (
             "trained-slow",

@@ -84,14 +84,7 @@ class TrainedRows(SigmoidRows):
         """The teacher's logits; where the label is a new class, the target of old rows is 0 if `laps.on_new` is no."""
         if t is None or self.own.on_new != "no":
             return t
-        return at_least_float32(t).masked_fill(self._labelled_new(batch)[:, None], CERTAIN_NO)
-
-    def distilled(self, batch: Batch) -> Tensor:
-        keep = super().distilled(batch)
-        return keep & ~self._labelled_new(batch) if self.own.on_new == "skip" else keep
-
-    def _labelled_new(self, batch: Batch) -> Tensor:
-        return (batch.labels >= max(1, self.step.n_old)) & (batch.labels != VOID)
+        return at_least_float32(t).masked_fill(self.labelled_new(batch)[:, None], CERTAIN_NO)
 
     def scores_of(self, points: Tensor) -> Tensor:
         """Scores (N, K) of features (N, D), as if their neighbourhood had the same features; the largest decides."""
