@@ -64,6 +64,11 @@ def test_every_step_of_several_runs_on_named_images(trained, tmp_path, sdrseg):
     assert len(pictures) == 2 * (2 + 2 * 3)  # image and truth, two runs with three steps
     with Image.open(tmp_path / "figure.png") as picture:
         assert picture.width == 687
+    code, _, err = sdrseg("figures", "qualitative", trained, other, "--no-photos", *more[:-1], tmp_path / "masks")
+    assert code == 0, err
+    tree = ET.parse(tmp_path / "masks.svg")
+    assert len([e for e in tree.iter() if e.tag.endswith("}image")]) == 2 * (1 + 2 * 3)
+    assert [text.text for text in _texts(tmp_path / "masks.svg") if "truth" in (text.text or "")] == ["truth"]
     code, _, err = sdrseg("figures", "qualitative", trained, "--id", "nothing", "--out", tmp_path / "none")
     assert code == 2 and "--id nothing" in err
 

@@ -175,6 +175,7 @@ def figures(
         typer.Option(metavar="ID", help="A test image; by default some that show all classes."),
     ] = None,
     every_step: Annotated[bool, typer.Option("--every-step", help="qualitative: predictions after each step.")] = False,
+    photos: Annotated[bool, typer.Option(help="qualitative: show the images besides their masks.")] = True,
     dpi: Annotated[int, typer.Option(min=50, max=1200, help="Pixels per inch of the PNG.")] = 300,
     source: SourceFile = None,
 ) -> None:
@@ -184,9 +185,8 @@ def figures(
 
     if source is not None:
         run_source_file(source)
-    for file in draw(
-        kind, paths, out or Path(kind), data=path, images=images, ids=id or [], every_step=every_step, dpi=dpi
-    ):
+    how: dict[str, Any] = {"every_step": every_step, "photos": photos, "dpi": dpi}
+    for file in draw(kind, paths, out or Path(kind), data=path, images=images, ids=id or [], **how):
         print(file)
 
 

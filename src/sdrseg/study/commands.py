@@ -200,6 +200,7 @@ def draw(
     images: int,
     ids: Sequence[str],
     every_step: bool,
+    photos: bool,
     dpi: int,
 ) -> list[Path]:
     """`sdrseg figures`: draw a figure; returns the files."""
@@ -214,5 +215,5 @@ def draw(
         raise UsageError(f"unknown figure {kind!r}{nearest(kind, known)}")
     runs, chosen = model_figures.open_runs(paths, data, images, ids)
     if kind == "qualitative":
-        return qualitative.draw_qualitative(runs, chosen, every_step, out, dpi)
+        return qualitative.draw_qualitative(runs, chosen, every_step, photos, out, dpi)
     return from_models[kind](runs, chosen, out, dpi)

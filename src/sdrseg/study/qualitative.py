@@ -28,9 +28,9 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One test image: the photo, its ground truth, and rows of predictions (channels)."""
+    """One test image: the photo (None: not shown), its ground truth, and rows of predictions (channels)."""
 
-    photo: Pixels
+    photo: Pixels | None
     truth: Pixels
     predicted: list[list[Pixels]]
 
@@ -42,10 +42,10 @@ class Block:
 
 
 def draw_qualitative(
-    runs: Sequence[RunRecord], images: Sequence[TestImage], every_step: bool, out: Path, dpi: int
+    runs: Sequence[RunRecord], images: Sequence[TestImage], every_step: bool, photos: bool, out: Path, dpi: int
 ) -> list[Path]:
     """One row per image with the runs as columns; with `every_step`, for each image one row per run and one column per
-    step."""
+    step. Without `photos`, the ground truth stands alone: for images that must not be published."""
     last = runs[0].last
     steps = range(last + 1) if every_step else range(last, last + 1)
     predictions = {
@@ -56,7 +56,8 @@ def draw_qualitative(
         part = inside(image)
         found = [[predictions[n, step, image.id][part] for step in steps] for n in range(len(runs))]
         rows = found if every_step else [[one for row in found for one in row]]
-        blocks.append(Block(image.pixels.permute(1, 2, 0).numpy()[part], image.labels.numpy()[part], rows))
+        photo = image.pixels.permute(1, 2, 0).numpy()[part] if photos else None
+        blocks.append(Block(photo, image.labels.numpy()[part], rows))
     labels = [run.label for run in runs]
     colours = [hex_of(colour) for colour in runs[0].colours]
     names, headers = (labels, step_headers(runs[0])) if every_step else ([""], labels)
@@ -91,10 +92,12 @@ def _draw(
     rows, columns = len(names), len(headers)
     side_by_side = rows == 1  # the ground truth is next to the photo, otherwise below it
     scale = 1.0 if side_by_side else min(LARGEST, rows / 2)
-    lead = 2 * scale if side_by_side else scale  # width of photo and truth, in predictions
+    photos = blocks[0].photo is not None
+    beside = 2 if side_by_side and photos else 1  # pictures to the left of the predictions
+    lead = beside * scale  # their width, in predictions
     margin = 0.0
     for _ in range(2):  # the width of the names and the height of a row depend on each other
-        width = (PAGE - margin - GAP * (columns + (1 if side_by_side else 0))) / (lead + columns)
+        width = (PAGE - margin - GAP * (columns + beside - 1)) / (lead + columns)
         broken = [broken_text(name, width * min(b.aspect for b in blocks)) for name in names]
         margin = _high(broken) + GAP if any(names) else 0.0
     titles = [broken_text(header, width + GAP) for header in headers]
@@ -106,22 +109,23 @@ def _draw(
 
     with figure(PAGE, height) as fig:
         fig.set_layout_engine("none")
-        right = width * lead + GAP * (1 if side_by_side else 0) + GAP + margin  # the left edge of the predictions
+        right = width * lead + GAP * beside + margin  # the left edge of the predictions
         for k, title in enumerate(titles):
             _text(fig, right + k * (width + GAP) + width / 2, top - 0.05, title, va="bottom")
-        if side_by_side:
+        if beside == 2:
             _text(fig, width / 2, top - 0.05, "image", va="bottom")
             _text(fig, width * 1.5 + GAP, top - 0.05, "truth", va="bottom")
         else:
-            _text(fig, width * lead / 2, top - 0.05, "image and truth", va="bottom")
+            _text(fig, width * lead / 2, top - 0.05, "image and truth" if photos else "truth", va="bottom")
         y = top
         for block, block_height in zip(blocks, heights, strict=True):
             one = width * block.aspect
             wide, high = width * scale, one * scale
-            spare = 0.0 if side_by_side else max(0.0, block_height - 2 * high - GAP) / 2
-            x, below = (wide + GAP, 0.0) if side_by_side else (0.0, high + GAP)
-            _show(fig, 0, y + spare, wide, high, block.photo)
-            _show(fig, x, y + spare + below, wide, high, palette[block.truth])
+            stacked = [picture for picture in (block.photo, palette[block.truth]) if picture is not None]
+            over, down = (wide + GAP, 0.0) if side_by_side else (0.0, high + GAP)
+            spare = 0.0 if side_by_side else max(0.0, block_height - len(stacked) * (high + GAP) + GAP) / 2
+            for n, picture in enumerate(stacked):
+                _show(fig, n * over, y + spare + n * down, wide, high, picture)
             for r, row in enumerate(block.predicted):
                 _text(fig, right - margin / 2, y + one / 2, broken[r], va="center", rotation=90)
                 for k, predicted in enumerate(row):
