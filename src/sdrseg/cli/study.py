@@ -170,9 +170,9 @@ def figures(
     out: Annotated[Path | None, typer.Option(metavar="NAME", help="Files NAME.svg, NAME.pdf, NAME.png.")] = None,
     path: DataPath = None,
     images: Annotated[int, typer.Option(min=1, max=100, help="Number of test images.")] = 4,
-    id: Annotated[
+    ids: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="A test image; by default some that show all classes."),
+        typer.Option("--id", metavar="ID", help="A test image; by default some that show all classes."),
     ] = None,
     every_step: Annotated[bool, typer.Option("--every-step", help="qualitative: predictions after each step.")] = False,
     photos: Annotated[bool, typer.Option(help="qualitative: show the images besides their masks.")] = True,
@@ -186,7 +186,7 @@ def figures(
     if source is not None:
         run_source_file(source)
     how: dict[str, Any] = {"every_step": every_step, "photos": photos, "dpi": dpi}
-    for file in draw(kind, paths, out or Path(kind), data=path, images=images, ids=id or [], **how):
+    for file in draw(kind, paths, out or Path(kind), data=path, images=images, ids=ids or [], **how):
         print(file)
 
 
