@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pages import print_or_write, table
@@ -24,15 +25,16 @@ TRAINED = {key.removeprefix("laps."): source.value for key, source in METHODS["l
 
 def tables() -> str:
     held = [c for c in read_cells([RESULTS / "held-out"]) if (c["scenario"], c["method"]) == ("15-1", "laps")]
-    rows = [[_variant(c), *(f"{c[k]:.1f}" for k in ("old", "new", "all")), *_classes(c)] for c in _by_score(held)]
+    rows = [_row(name, some) for name, some in _by_score(held)]
     heads = ["variant", "old", "new", "all", *_names(held[0])]
     first = "VOC 15-1 disjoint, short schedule, one seed, 20 % of the training images held out and scored:\n\n"
     tested = [c for c in read_cells([RESULTS, RESULTS / "laps-trained"]) if c["epochs"] == [8, 8]]
     tested += [{**c, "method": DECODER} for c in read_cells([RESULTS / DECODER])]
     tested = [c for c in tested if (c["scenario"], c["protocol"]) == ("15-1", "disjoint")]
-    others = [[_variant(c), *(f"{c[k]:.1f}" for k in ("old", "new", "all")), *_classes(c)] for c in _by_score(tested)]
+    others = [[*_row(name, some), str(len(some))] for name, some in _by_score(tested)]
     return (
-        f"{first}{table(heads, rows)}\nThe same on the test images, beside the other methods:\n\n{table(heads, others)}"
+        f"{first}{table(heads, rows)}\nThe same on the test images, beside the other methods (means over seeds):\n\n"
+        f"{table([*heads, 'seeds'], others)}"
         f"\n{_frozen_rows()}"
     )
 
@@ -68,8 +70,17 @@ def _changed(variant: dict[str, Any], first: dict[str, Any]) -> list[str]:
     return [key for key in variant if key != "iou" and variant[key] != first[key]]
 
 
-def _by_score(cells: list[Cell]) -> list[Cell]:
-    return sorted(cells, key=lambda cell: -cell["all"])
+def _by_score(cells: list[Cell]) -> list[tuple[str, list[Cell]]]:
+    """The results of each variant, one for each seed; the best variant first."""
+    variants: dict[str, list[Cell]] = {}
+    for cell in cells:
+        variants.setdefault(_variant(cell), []).append(cell)
+    return sorted(variants.items(), key=lambda item: -fmean(cell["all"] for cell in item[1]))
+
+
+def _row(variant: str, cells: list[Cell]) -> list[str]:
+    scores = [[*(cell[kind] for kind in ("old", "new", "all")), *_classes(cell)] for cell in cells]
+    return [variant, *(f"{fmean(values):.1f}" for values in zip(*scores, strict=True))]
 
 
 def _variant(cell: Cell) -> str:
@@ -88,8 +99,8 @@ def _names(cell: Cell) -> list[str]:
     return [c["name"] for c in cell["per_class"] if c["step"] > 0]
 
 
-def _classes(cell: Cell) -> list[str]:
-    return [f"{c['iou']:.1f}" for c in cell["per_class"] if c["step"] > 0]
+def _classes(cell: Cell) -> list[float]:
+    return [c["iou"] for c in cell["per_class"] if c["step"] > 0]
 
 
 if __name__ == "__main__":

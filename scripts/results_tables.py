@@ -1,10 +1,11 @@
-"""Makes the tables of docs/results.md from results/*.json, one file per result, as written by `sdrseg result`.
+"""Makes the tables of docs/results.md from results/*.json and results/held-out, one file per result (`sdrseg result`).
 
     python scripts/results_tables.py            # print them
     python scripts/results_tables.py --write    # write them to docs/results.md, between its two marks
 
 Sections are grouped by how runs were trained (network, epochs, batch, …). A section has the paper's tables for which it
-has results, then other results, scores by step and class, and a list of all runs.
+has results, then other results, scores by step and class, and a list of all runs. Settings of SDR that were tried on
+held-out training images come last.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sdrseg.study.cell import Cell, read_cells
 from sdrseg.study.compare import compare, grouped, spec_of
 from sdrseg.study.paper import Row, paper_tables
 from sdrseg.study.render import to_markdown
-from sdrseg.study.statistics import spread
+from sdrseg.study.statistics import difference, spread
 from sdrseg.study.tables import Table, paper_form
 
 ROOT = Path(__file__).parent.parent
@@ -34,16 +35,16 @@ def read_results(folder: Path = ROOT / "results") -> list[Cell]:
     return read_cells([folder])
 
 
-def quoted(method: str, scenario: str = "15-1") -> Cell:
-    """The result on VOC disjoint, short schedule, first seed, that README and docs/performance.md quote."""
-    (one,) = (
+def seeds_of(method: str, scenario: str = "15-1") -> list[Cell]:
+    """The results on VOC disjoint, short schedule, that README and, of the first seed, docs/performance.md quote."""
+    found = [
         cell
         for cell in read_results()
         if (spec_of(cell), cell["method"], cell["preset"]) == (f"voc:{scenario}@disjoint", method, "default")
-        and (cell["encoder"], cell["epochs"], cell["batch"], cell["seed"]) == ("resnet50", [8, 8], [16, 8], 0)
+        and (cell["encoder"], cell["epochs"], cell["batch"]) == ("resnet50", [8, 8], [16, 8])
         and (method == "laps" or not _tried(cell))
-    )
-    return one
+    ]
+    return sorted(found, key=lambda cell: cell["seed"])
 
 
 def tables(cells: Sequence[Cell]) -> str:
@@ -52,7 +53,24 @@ def tables(cells: Sequence[Cell]) -> str:
     for cell in cells:
         sections.setdefault(_schedule(cell), []).append(cell)
     ordered = sorted(sections.values(), key=lambda some: (-len(some), _schedule(some[0])))
-    return "\n".join(_section(some) for some in ordered)
+    return "\n".join([*(_section(some) for some in ordered), held_out()])
+
+
+def held_out(folder: Path = ROOT / "results" / "held-out") -> str:
+    """Settings of SDR on held-out training images, by scenario, the best first."""
+    cells = [cell for cell in read_results(folder) if cell["method"] == "sdr"]
+    cells.sort(key=lambda cell: (spec_of(cell), -cell["all"]))
+    new = [one["name"] for one in cells[0]["per_class"] if one["step"] > 0]
+    rows = []
+    for cell in cells:
+        iou = {one["name"]: one["iou"] for one in cell["per_class"]}
+        scores = [cell["old"], cell["new"], cell["all"], iou["background"], *(iou[name] for name in new)]
+        tried = ", ".join(
+            f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in _tried(cell).items()
+        )
+        rows.append([spec_of(cell), tried or "the default", *(f"{score:.1f}" for score in scores)])
+    heads = ["scenario", "settings", "old", "new", "all", "background", *new]
+    return f"### SDR on held-out training images\n\n{table(heads, rows)}"
 
 
 def _schedule(cell: Cell) -> str:
@@ -93,6 +111,7 @@ def _section(cells: Sequence[Cell]) -> str:
         parts.append("Not in the paper's tables:\n\n" + _compared(beside))
     if several := [c for some in _groups(cells).values() if len(some) > 1 for c in some]:
         parts.append("Over seeds:\n\n" + _compared(several))
+        parts.append(_pairs(several))
     parts += [_course(cells), _classes(cells), _origin(cells)]
     return "\n".join(filter(None, parts))
 
@@ -108,6 +127,31 @@ def _compared(cells: Sequence[Cell]) -> str:
         some = list({json.dumps([c["setup"], c["seed"]]): c for c in cells if spec_of(c) == spec}.values())
         parts.append(to_markdown(compare(some, reference="mib" if "mib" in grouped(some) else None)))
     return "\n".join(parts)
+
+
+PAIRS = (("sdr", "mib"), ("sdr+mib", "mib"), ("sdr", "sdr+mib"), ("laps", "sdr"))
+"""Methods that differ by what the text asks about."""
+
+
+def _pairs(cells: Sequence[Cell]) -> str:
+    """Differences between methods, paired by seed, where the seeds suffice for an interval."""
+    rows = []
+    for spec in dict.fromkeys(spec_of(cell) for cell in cells):
+        by_method = grouped([cell for cell in cells if spec_of(cell) == spec])
+        for a, b in PAIRS:
+            texts = []
+            for kind in ("old", "new", "all"):
+                one, other = ({c["seed"]: c[kind] for c in by_method.get(name, ())} for name in (a, b))
+                found = difference(a, b, kind, one, other)
+                if found is not None and found.half is not None:
+                    low, high = found.mean - found.half, found.mean + found.half
+                    texts.append(f"{found.mean:+.1f} ({low:+.1f} to {high:+.1f})")
+            if texts:
+                rows.append([spec, f"{a} − {b}", *texts])
+    if not rows:
+        return ""
+    heads = ["scenario", "difference", "old", "new", "all"]
+    return "Differences paired by seed, with 95 % intervals:\n\n" + table(heads, rows)
 
 
 def _stands_for(cell: Cell, row: Row, column: str) -> bool:

@@ -29,6 +29,7 @@ from sdrseg.engine.checkpoint import load_tensors
 from sdrseg.engine.run import train
 from sdrseg.methods import METHODS
 from sdrseg.study.cell import KEYS
+from sdrseg.study.statistics import spread
 
 from conftest import forget_own_sources, own_sources
 
@@ -202,7 +203,7 @@ EXTENDED = {"fine-tuning": ("default", "ft"), "MiB": ("default", "mib"), "SDR": 
 def test_the_readme_quotes_the_files_of_results(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     results = importlib.import_module("results_tables")
-    quoted, read_results = results.quoted, results.read_results
+    read_results = results.read_results
     readme = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
     named = {
         "fine-tuning": "ft",
@@ -212,8 +213,12 @@ def test_the_readme_quotes_the_files_of_results(monkeypatch):
         "SDR": "sdr",
     }
     for name, method in {**named, "[LAPS](docs/laps.md), ours": "laps"}.items():
-        scores = [quoted(method, scenario)[kind] for scenario in SCENARIOS for kind in ("old", "new", "all")]
-        assert f"| {name} | {' | '.join(f'{score:.1f}' for score in scores)} |" in readme
+        scores = [
+            spread([cell[kind] for cell in results.seeds_of(method, scenario)])
+            for scenario in SCENARIOS
+            for kind in ("old", "new", "all")
+        ]
+        assert f"| {name} | {' | '.join(score.text() for score in scores)} |" in readme
     long = [c for c in read_results() if (c["scenario"], c["method"], c["epochs"]) == ("15-1", "laps", [30, 30])]
     old, new, all = (mean(cell[kind] for cell in long) for kind in ("old", "new", "all"))
     assert (
