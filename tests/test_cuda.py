@@ -298,7 +298,8 @@ def test_a_compiled_pass_is_no_further_from_the_truth_than_the_plain_one(name, d
     """In bf16: the gradient's distance to that of float32 arithmetic (and not TF32, which is hardly nearer)."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     gradients = {}
-    for speed, precision in (("plain", "fp32"), ("plain", "bf16"), ("compile", "bf16"), ("compile", "fp32")):
+    compiled = [(speed, precision) for speed in ("compile", "trunk") for precision in ("bf16", "fp32")]
+    for speed, precision in [("plain", "fp32"), ("plain", "bf16"), *compiled]:
         settings = [f"run.speed={speed}", f"run.precision={precision}", f"net.decoder={decoder}"]
         config = load_config(
             "shapes", None, parse_settings(settings), method_layers(name, "default", None), own_sections(name)
@@ -319,9 +320,11 @@ def test_a_compiled_pass_is_no_further_from_the_truth_than_the_plain_one(name, d
         for _ in range(6):
             compute.zero_gradients()
             compute(random_batch(7, 5))
-        assert compute.how == ("plain" if speed == "plain" else "compiled, replayed as a CUDA graph")
+        how = {"compile": "compiled, replayed", "trunk": "compiled trunk, replayed"}
+        assert compute.how == (f"{how[speed]} as a CUDA graph" if speed in how else "plain")
         gradients[speed, precision] = torch.cat([p.grad.flatten() for p in student.parameters()])
     truth = gradients["plain", "fp32"]
     far = {key: float((value - truth).norm() / truth.norm()) for key, value in gradients.items()}
-    assert far["compile", "fp32"] < 1e-4, far
-    assert far["compile", "bf16"] < 1.1 * far["plain", "bf16"] + 1e-3, far
+    for speed in how:
+        assert far[speed, "fp32"] < 1e-4, far
+        assert far[speed, "bf16"] < 1.1 * far["plain", "bf16"] + 1e-3, far

@@ -57,18 +57,20 @@ def gradients(name: str, speed: str, *, fail: bool = False) -> tuple[str, torch.
     return compute.how, torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None]), memory
 
 
-def test_a_compiled_pass_equals_the_plain_one() -> None:
+@pytest.mark.parametrize(("speed", "expected"), [("compile", "compiled"), ("trunk", "compiled trunk")])
+def test_a_compiled_pass_equals_the_plain_one(speed: str, expected: str) -> None:
     how, plain, memory = gradients("sdr", "plain")
-    compiled_how, compiled, compiled_memory = gradients("sdr", "compile")
-    assert (how, compiled_how) == ("plain", "compiled")
+    compiled_how, compiled, compiled_memory = gradients("sdr", speed)
+    assert (how, compiled_how) == ("plain", expected)
     assert float((plain - compiled).norm() / plain.norm()) < 1e-5
     for name, tensor in memory.items():
         torch.testing.assert_close(compiled_memory[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-def test_what_cannot_be_compiled_is_computed_plainly_and_nothing_is_counted_twice() -> None:
+@pytest.mark.parametrize("speed", ["compile", "trunk"])
+def test_what_cannot_be_compiled_is_computed_plainly_and_nothing_is_counted_twice(speed: str) -> None:
     _, plain, memory = gradients("sdr", "plain")
-    how, other, other_memory = gradients("sdr", "compile", fail=True)
+    how, other, other_memory = gradients("sdr", speed, fail=True)
     assert how == "plain"
     assert torch.equal(plain, other)
     assert all(torch.equal(memory[name], other_memory[name]) for name in memory)
@@ -255,6 +257,33 @@ def test_on_a_cpu_auto_is_plain() -> None:
         make_fabric(config), METHODS["ft"](config), build_network(config.net, 3), None, config, 10**6, print
     )
     assert type(made) is Pass
+
+
+def test_the_compiled_trunk_serves_every_number_of_classes(monkeypatch) -> None:
+    """The other part would be compiled anew in every step."""
+    compiled = []
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(CompiledPass, "backend", staticmethod(counted))
+    config = make_config("sdr", "default", "run.speed=trunk")
+    graphs = []
+    for n_old in (3, 4, 5):
+        student = build_network(config.net, n_old)
+        teacher = copy.deepcopy(student).eval().requires_grad_(False)
+        method = METHODS["sdr"](config)
+        method.begin_step(StepInfo(1, n_old, 1, "disjoint"), student, teacher)
+        student.train().freeze_statistics()
+        fabric = make_fabric(config)
+        compute = make_pass(fabric, method, fabric.setup(student), teacher, config, 0, pytest.fail)
+        compute.zero_gradients()
+        batch = make_batch(1, "disjoint", 4)
+        new = (batch.labels >= N_OLD) & (batch.labels < CLASSES)
+        compute(replace(batch, labels=torch.where(new, n_old, batch.labels)))
+        graphs.append(len(compiled))
+    assert graphs == [2, 2, 2]  # student and teacher
 
 
 @pytest.mark.parametrize(

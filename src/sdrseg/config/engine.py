@@ -46,11 +46,11 @@ class Run:
 
     accumulate: int = setting(1, "gradient accumulation: number of parts into which each batch is split", 1)
     precision: Literal["auto", "fp32", "bf16"] = setting("auto", "auto: bf16 on GPUs that support it, otherwise fp32")
-    speed: Literal["auto", "plain", "graph", "compile"] = setting(
+    speed: Literal["auto", "plain", "graph", "compile", "trunk"] = setting(
         "auto",
         "plain; graph: forward and backward replayed as a CUDA graph, bit-identical to plain; compile: compiled, and "
-        "replayed on a GPU, equal up to rounding; auto: on one GPU graph, or compile in runs long enough to save time "
-        "(docs/performance.md)",
+        "replayed on a GPU, equal up to rounding; trunk: the same, but only encoder and decoder are compiled, once for "
+        "all steps; auto: on one GPU graph, or compile in runs long enough to save time (docs/performance.md)",
         affects="nothing",
     )
     save_minutes: float = setting(5.0, "minutes between two saved states within a step", 0, affects="nothing")

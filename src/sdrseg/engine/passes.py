@@ -81,19 +81,29 @@ class Pass:
 
 class CompiledPass(Pass):
     """Two compiled parts: the trunk, which is the same in every step and so compiled once, and the part that depends on
-    the number of classes: classifier, upsampling and all terms."""
+    the number of classes: classifier, upsampling and all terms. If not `whole`, that part is plain."""
 
     how = "compiled"
     backend: ClassVar[str] = "inductor"
 
     def __init__(
-        self, fabric: Fabric, method: Method, student: Any, teacher: Network | None, say: Callable[[str], None]
+        self,
+        fabric: Fabric,
+        method: Method,
+        student: Any,
+        teacher: Network | None,
+        say: Callable[[str], None],
+        whole: bool = True,
     ):
         super().__init__(fabric, method, student, teacher)
         kernels.prepare(fabric.device)
         self._say = say
         self._trunk = _compiled_trunk(self.backend)
-        self._finish: Any = torch.compile(copy_to_compile(_finish), dynamic=False, backend=self.backend)
+        self._finish: Any = _finish
+        if whole:
+            self._finish = torch.compile(copy_to_compile(_finish), dynamic=False, backend=self.backend)
+        else:
+            self.how = "compiled trunk"
         self._tried = False
 
     def __call__(self, batch: Batch) -> PassResult:

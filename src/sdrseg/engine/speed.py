@@ -37,7 +37,7 @@ def make_pass(
     """The pass that `run.speed` names; with auto, the fastest possible one for this many iterations."""
     speed, gpu = config.run.speed, fabric.device.type == "cuda"
     reason = why_plain(method, config, fabric.world_size)
-    if reason is not None and speed in ("graph", "compile"):
+    if reason is not None and speed in ("graph", "compile", "trunk"):
         raise UsageError(f"run.speed={speed}: {reason}. Use run.speed=auto.")
     if speed == "graph" and not gpu:
         raise UsageError("run.speed=graph: there is no NVIDIA GPU here. Use run.speed=auto.")
@@ -46,8 +46,8 @@ def make_pass(
         return result
     if speed == "auto" and gpu:
         speed = "compile" if compiling_pays(iterations, config.net.decoder) else "graph"
-    if speed == "compile":
-        result = CompiledPass(fabric, method, student, teacher, say)
+    if speed in ("compile", "trunk"):
+        result = CompiledPass(fabric, method, student, teacher, say, whole=speed == "compile")
     return GraphPass(result, say) if gpu else result
 
 
