@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -192,6 +193,14 @@ def test_steps_whose_folder_is_gone_are_not_scored_again_and_the_others_are(plac
         kept = json.loads((tmp_path / f"8/steps/{result['step']}/metrics.json").read_text())
         assert result["miou"] == kept["miou"]
         assert f"{tmp_path / 'snow'}: no such folder." in result["difference"]
+    report, _ = write_report([tmp_path / "8"], tmp_path / "report.html")
+    page = report.read_text()
+    ids = json.loads((tmp_path / "8/scenario.json").read_text())["steps"][-1]["test_ids"]
+    kept = [id for id in ids if not id.startswith("step1/")]
+    assert f"{len(ids) - len(kept)} of {len(ids)} test images cannot be shown: gone or changed." in page
+    assert f"{tmp_path / 'snow'}: no such folder." in page
+    shown = re.findall(r'aria-label="Test image ([^"]+)"', page)
+    assert shown and set(shown) <= set(kept)
     (tmp_path / "snow").symlink_to(tmp_path / "elsewhere")  # as the message proposes
     assert [r["same"] for r in score_again(tmp_path / "8")] == [True, True, True]
 

@@ -234,13 +234,13 @@ def _values(uri: str) -> np.ndarray:
 
 def test_the_images_show_every_class_and_do_not_depend_on_results(report_runs):
     run = collect([report_runs["ft"]])[0]
-    source, index = open_data([run], None)
-    choice = choose(run, source, index, 8)
+    tests = open_data([run], None)
+    choice = choose(run, tests, 8)
     assert choice.missing == () and len(set(choice.ids)) == 8
-    shown = {int(v) for id in choice.ids for v in np.unique(source.mask(id))}
+    shown = {int(v) for id in choice.ids for v in np.unique(tests.source.mask(id))}
     assert shown >= set(range(1, 11))
-    assert choose(collect([report_runs["sdr"]])[0], source, index, 8) == choice
-    few = choose(run, source, index, 1)
+    assert choose(collect([report_runs["sdr"]])[0], tests, 8) == choice
+    few = choose(run, tests, 1)
     assert len(few.ids) == 1 and few.ids[0] == choice.ids[0] and few.missing
 
 

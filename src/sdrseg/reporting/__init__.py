@@ -112,9 +112,9 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
         return found
     names = runs[0].all_names
     try:
-        source, index = open_data(runs, data)
-        choice = choose(runs[0], source, index, wanted)
-        images = load_images(runs[0], source, choice.ids)
+        tests = open_data(runs, data)
+        choice = choose(runs[0], tests, wanted)
+        images = load_images(runs[0], tests.source, choice.ids)
     except SdrsegError as error:
         if data is not None:  # explicitly requested
             raise
@@ -124,6 +124,7 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
             f"{hint if takes_folder(runs[0]) else ''}"
         )
         return found
+    found.notes += tests.notes
     found.rows = [start_row(image, names, runs[0].colours) for image in images]
     found.how_chosen = _how_chosen(len(images), [names[c] for c in choice.missing])
     total, counter = len(images) * sum(len(run.scores) for run in runs), count(1)
@@ -140,7 +141,7 @@ def gather(runs: Sequence[RunRecord], data: Path | None, wanted: int) -> Gathere
                 found.notes.append(f"Predictions and features of {run.label} are missing: {error}")
     for run, extension in extended:
         try:
-            picture(extension, run, source)
+            picture(extension, run, tests)
         except SdrsegError as error:
             found.notes.append(f"Pictures of what {run.label} kept and lost are missing: {error}")
     return found

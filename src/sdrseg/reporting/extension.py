@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sdrseg.datasets.source import Source
 from sdrseg.extend.review import unmeasured, why_unmeasured
 from sdrseg.reporting.collect import RunRecord, damaged, number
-from sdrseg.reporting.pictures import Row, apply_models, load_images, prediction_tile, start_row
+from sdrseg.reporting.pictures import Row, TestData, apply_models, load_images, prediction_tile, start_row
 
 
 @dataclass(frozen=True)
@@ -120,10 +119,10 @@ def _worst(run: RunRecord, saved: Any) -> tuple[Worst, ...]:
     return tuple(Worst(str(one["id"]), float(one["share"])) for one in saved if one["id"] in tested)
 
 
-def picture(extension: Extension, run: RunRecord, source: Source) -> None:
-    """Add predictions of the models before and after for the worst images."""
-    ids = list(dict.fromkeys(one.id for one in (*extension.regressions, *extension.false_alarms)))
-    images = load_images(run, source, ids)
+def picture(extension: Extension, run: RunRecord, tests: TestData) -> None:
+    """Add predictions of the models before and after for the worst images that exist."""
+    worst = dict.fromkeys(one.id for one in (*extension.regressions, *extension.false_alarms))
+    images = load_images(run, tests.source, [id for id in worst if id in tests.ids])
     extension.rows.update({image.id: start_row(image, run.all_names, run.colours) for image in images})
     for output in apply_models(run, images, (extension.step - 1, extension.step)):
         tile = prediction_tile(output, run.label, run.all_names, run.colours)

@@ -27,7 +27,7 @@ from sdrseg.datasets.source import Source
 from sdrseg.decision import decide
 from sdrseg.engine.launch import best_device
 from sdrseg.engine.saved import open_step
-from sdrseg.errors import DataError
+from sdrseg.errors import DataError, quantity
 from sdrseg.labels import VOID
 from sdrseg.losses.pixels import to_grid
 from sdrseg.reporting.collect import RunRecord
@@ -95,35 +95,50 @@ def takes_folder(run: RunRecord) -> bool:
     return name != Extended.name and name in SOURCES and SOURCES[name].needs_folder
 
 
-def open_data(runs: Sequence[RunRecord], data: Path | None) -> tuple[Source, ClassIndex]:
-    """The data set of the runs and the class index of its test masks; it must be the one that was scored."""
-    spec = parse_spec(runs[0].identity["spec"])
-    own = spec.source == Extended.name  # its folder lists its data sets
-    if own:
+@dataclass(frozen=True, eq=False)
+class TestData:
+    """The data set of some runs, and those of its test images that exist: all, except in extended runs."""
+
+    source: Source
+    index: ClassIndex
+    ids: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def open_data(runs: Sequence[RunRecord], data: Path | None) -> TestData:
+    """The data set of the runs; it must be the one that was scored. Data sets of an extended run may be gone."""
+    spec, last = parse_spec(runs[0].identity["spec"]), runs[0].scenario["steps"][-1]
+    source: Source
+    if spec.source == Extended.name:  # its folder lists its data sets
         require_own_data(runs[0].path, data)
-    source = open_source(spec.source, runs[0].path if own else data, runs[0].config)
+        source = Extended.open_available(runs[0].path)
+    else:
+        source = open_source(spec.source, data, runs[0].config)
     with progress(f"reading {spec.source}") as report:
-        index = class_index(source, runs[0].scenario["steps"][-1].get("test_split", "val"), report)
-    digests, found = runs[0].scenario["mask_digests"], index.digest_by_id
-    for id in runs[0].scenario["steps"][-1]["test_ids"]:
-        if found.get(id) != digests[id]:
-            what = "is missing" if id not in found else "has changed since the runs were scored"
-            where = data if data is not None else spec.source
-            hint = " Name the data set of these runs with --data." if takes_folder(runs[0]) else ""
-            raise DataError(f"{where}: the mask of {id} {what}.{hint}")
-    return source, index
+        index = class_index(source, last.get("test_split", "val"), report)
+    digests, found, ids = runs[0].scenario["mask_digests"], index.digest_by_id, last["test_ids"]
+    left = tuple(id for id in ids if found.get(id) == digests[id])
+    if len(left) == len(ids):
+        return TestData(source, index, left)
+    if left and isinstance(source, Extended):
+        lost = f"{len(ids) - len(left):,} of {quantity(len(ids), 'test image')} cannot be shown: gone or changed."
+        return TestData(source, index, left, (lost, *source.notes))
+    wrong = next(id for id in ids if found.get(id) != digests[id])
+    what = "is missing" if wrong not in found else "has changed since the runs were scored"
+    where = data if data is not None else spec.source
+    hint = " Name the data set of these runs with --data." if takes_folder(runs[0]) else ""
+    raise DataError(f"{where}: the mask of {wrong} {what}.{hint}")
 
 
-def choose(run: RunRecord, source: Source, index: ClassIndex, count: int) -> Choice:
+def choose(run: RunRecord, data: TestData, count: int) -> Choice:
     """Choose images greedily so that every class is shown once, then every class again, and so on; ties: first id.
 
     An image shows a class that covers at least 1 % of its scored pixels (less for a class that is always smaller). The
     counts of the whole mask are an upper bound of those in its view, so only promising masks are opened.
     """
-    step = run.scenario["steps"][-1]
-    ids, channels = step["test_ids"], np.array(step["channels"])[1:]
-    row = {id: number for number, id in enumerate(index.ids)}
-    pixels = index.pixels[[row[id] for id in ids]]
+    ids, channels = data.ids, np.array(run.scenario["steps"][-1]["channels"])[1:]
+    row = {id: number for number, id in enumerate(data.index.ids)}
+    pixels = data.index.pixels[[row[id] for id in ids]]
     share = pixels[:, channels] / np.maximum(pixels.sum(1, keepdims=True), 1)
     removed = run.scores[-1].removed
     share[:, [c - 1 for c in removed]] = 0
@@ -139,7 +154,7 @@ def choose(run: RunRecord, source: Source, index: ClassIndex, count: int) -> Cho
             chosen[ids[best]] = None
             shown_count += shows[best]
             continue
-        mask = _view(run, source.mask(ids[best]))
+        mask = _view(run, data.source.mask(ids[best]))
         counts = np.bincount(mask.ravel(), minlength=256)[channels]
         shows[best] &= counts >= np.maximum(enough * mask.size, 1)
         exact[best] = True

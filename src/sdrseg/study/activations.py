@@ -24,8 +24,8 @@ IMAGES = 100
 def measure_run(path: Path, data: Path | None, images: int = IMAGES) -> dict[str, Any]:
     """The histogram of activations after the last step on test images, and the share of uncertain ones in per cent."""
     (run,) = collect([path])
-    source, index = open_data([run], data)
-    chosen = load_images(run, source, choose(run, source, index, images).ids)
+    tests = open_data([run], data)
+    chosen = load_images(run, tests.source, choose(run, tests, images).ids)
     counts = np.zeros(BINS)
     for output in apply_models(run, chosen, [run.last]):
         counts += normalised_counts(output.features.clamp_min(0), output.labels, len(run.all_names))

@@ -27,8 +27,10 @@ def open_runs(
     known = runs[0].scenario["steps"][-1]["test_ids"]
     if wrong := [id for id in ids if id not in known]:
         raise UsageError(f"--id {wrong[0]}: not one of the {quantity(len(known), 'test image')}, such as {known[0]}.")
-    source, index = open_data(runs, data)
-    return runs, load_images(runs[0], source, ids or choose(runs[0], source, index, images).ids)
+    tests = open_data(runs, data)
+    if gone := [id for id in ids if id not in tests.ids]:
+        raise SdrsegError(f"--id {gone[0]}: {' '.join(tests.notes)}")
+    return runs, load_images(runs[0], tests.source, ids or choose(runs[0], tests, images).ids)
 
 
 def measured(runs: Sequence[RunRecord], images: Sequence[TestImage]) -> list[Latent]:
