@@ -249,7 +249,19 @@ def test_a_label_has_only_what_distinguishes_it():
     cells = [cell("ft", settings=usual), cell("sdr", settings=usual), cell("sdr", setup="other", settings=more)]
     assert list(grouped(cells)) == ["ft", "sdr", "sdr kd.weight=1"]
     paper = cell("ft", setup="paper", preset="paper", settings=usual)
-    assert list(grouped([*cells, paper])) == ["ft default", "sdr", "sdr kd.weight=1", "ft paper"]
+    labels = ["ft default", "sdr default", "sdr default kd.weight=1", "ft paper"]
+    assert list(grouped([*cells, paper])) == labels
+
+
+def test_other_settings_or_presets_of_other_methods_are_named():
+    long, short = cell("laps"), cell("sdr", settings={"train.epochs": 8})
+    assert list(grouped([long, short])) == ["laps", "sdr train.epochs=8"]
+    assert list(grouped([cell("sdr", preset="paper"), cell("mib")])) == ["sdr paper", "mib default"]
+    (one,) = differences(grouped([long, short]), "all", reference="sdr")  # a method is enough if it occurs once
+    assert one.b == "sdr train.epochs=8"
+    other = cell("sdr", setup="other", settings={"train.epochs": 4})
+    with pytest.raises(UsageError, match="--reference sdr: not among"):
+        differences(grouped([long, short, other]), "all", reference="sdr")
 
 
 def test_the_command_compares_files(tmp_path, sdrseg):

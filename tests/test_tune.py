@@ -15,10 +15,11 @@ import optuna
 import pytest
 
 from runs import TINY, Quiet, run
-from sdrseg.config import load_config, parse_settings
+from sdrseg.config import Config, load_config, parse_settings
 from sdrseg.datasets.index import class_index
 from sdrseg.datasets.sealed import Sealed
 from sdrseg.datasets.shapes import Shapes
+from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.metrics import StepScore
@@ -262,13 +263,51 @@ def test_two_workers_share_a_search(tmp_path, monkeypatch):
 )
 def test_ranges_that_cannot_be_are_refused(text):
     with pytest.raises(UsageError, match="--range"):
-        parse_range(text)
+        parse_range(text, Config())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("kd.on_new=skip|foo", "--range kd.on_new: .*foo"), ("kd.weight=-1:2", "--range kd.weight: .*-1")],
+)
+def test_values_that_a_setting_does_not_take_are_refused_before_a_trial(text, message, tmp_path):
+    search = tuned(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        search_ranges(search, [parse_range(text, search.config())], 2, None)
+    assert not (tmp_path / "journal.log").exists()
+
+
+def test_ranges_of_a_methods_own_settings(tmp_path):
+    config = tuned(tmp_path, "laps").config()
+    assert parse_range("laps.ridge=1e-3:1:log", config) == Range("laps.ridge", 1e-3, 1, log=True)
+    assert parse_range("laps.fit_only=true|false", config).choices == (True, False)
+    assert parse_range("laps.views=1:4", config).whole
+
+
+def test_an_interrupted_trial_is_resumed(tmp_path, monkeypatch, caplog):
+    """With the same values and the same run, and without a traceback."""
+    tried = []
+
+    def scored(self, folder, method, values, after, **_):
+        tried.append((folder, values["kd.weight"]))
+        if len(tried) == 2:
+            raise InterruptedRunError(2)
+        after(StepScore(1, ("a", "b"), 1, np.eye(2, dtype=np.int64)))
+
+    monkeypatch.setattr(Search, "run", scored)
+    search = partial(search_ranges, ranges=[Range("kd.weight", 0.1, 5)], trials=3, minutes=None)
+    with pytest.raises(InterruptedRunError):
+        search(tuned(tmp_path))
+    result = search(tuned(tmp_path))
+    assert tried[1] == tried[2] and tried[1][0] == "1"
+    assert [trial["values"]["kd.weight"] for trial in result["trials"]] == [tried[0][1], tried[2][1], tried[3][1]]
+    assert not caplog.records
 
 
 def test_ranges_are_read_and_published_ones_follow_the_method():
-    assert parse_range("kd.weight=1:300:log") == Range("kd.weight", 1, 300, log=True)
-    assert parse_range("train.epochs_later=4:30").whole
-    assert parse_range("pm.distance=mse|cosine").choices == ("mse", "cosine")
+    assert parse_range("kd.weight=1:300:log", Config()) == Range("kd.weight", 1, 300, log=True)
+    assert parse_range("train.epochs_later=4:30", Config()).whole
+    assert parse_range("pm.distance=mse|cosine", Config()).choices == ("mse", "cosine")
     config = load_config("voc", settings={"kd.weight": 10.0})
     assert [r.key for r in default_ranges(config)] == ["kd.weight", "optim.lr_later"]
     assert np.isclose(default_ranges(config)[1].high, 1e-3)

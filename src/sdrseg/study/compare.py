@@ -47,7 +47,7 @@ def spec_of(cell: Cell) -> str:
 
 
 def grouped(cells: Sequence[Cell]) -> Group:
-    """Cells of one scenario by setup; a label is the method, with preset and settings only where needed."""
+    """Cells of one scenario by setup; a label is the method, with preset and settings where these differ."""
     setups: dict[str, list[Cell]] = {}
     for cell in cells:
         setups.setdefault(cell["setup"], []).append(cell)
@@ -57,17 +57,12 @@ def grouped(cells: Sequence[Cell]) -> Group:
         for key, value in firsts[0]["settings"].items()
         if all(cell["settings"].get(key) == value for cell in firsts)
     }
-    shared = Counter((cell["method"], cell["preset"]) for cell in firsts)
-    presets = Counter(method for method, _ in shared)
+    several = len({cell["preset"] for cell in firsts}) > 1
     groups: Group = {}
     for setup, some in setups.items():
         first = some[0]
-        parts = [first["method"]]
-        if presets[first["method"]] > 1:
-            parts.append(first["preset"])
-        if shared[first["method"], first["preset"]] > 1:
-            own = {k: v for k, v in first["settings"].items() if k not in common and k != "train.seed"}
-            parts += [f"{key}={value}" for key, value in own.items()]
+        own = {k: v for k, v in first["settings"].items() if k not in common and k != "train.seed"}
+        parts = [first["method"], *([first["preset"]] if several else []), *(f"{k}={v}" for k, v in own.items())]
         label = " ".join(parts)
         groups[label if label not in groups else f"{label} {setup[:6]}"] = sorted(some, key=lambda cell: cell["seed"])
     return groups
@@ -77,9 +72,10 @@ def differences(
     groups: Group, value: str, transform: str | None = None, reference: str | None = None
 ) -> list[Difference]:
     """The differences of every setup to the reference, by default the first."""
-    if reference is not None and reference not in groups:
+    named = [label for label in groups if reference in (None, label, label.partition(" ")[0])]
+    if not named or (reference not in (None, *groups) and len(named) > 1):
         raise UsageError(f"--reference {reference}: not among {', '.join(groups)}.")
-    base = reference or next(iter(groups))
+    base = reference if reference in groups else named[0]
     by_seed = {
         label: {c["seed"]: v for c in some if (v := _values(c, transform)[value]) is not None}
         for label, some in groups.items()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sdrseg.config import Config
+from sdrseg.config import Config, parse_settings
 from sdrseg.errors import UsageError, nearest
 
 STABILITY = ("kd.weight", "enc.weight", "importance.weight")
@@ -34,6 +34,11 @@ class Range:
     whole: bool = False
     choices: tuple[Any, ...] = ()
 
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """Its choices, or its smallest and largest value."""
+        return self.choices or tuple(int(end) if self.whole else end for end in (self.low, self.high))
+
     def suggest(self, trial: Any) -> Any:
         if self.choices:
             return trial.suggest_categorical(self.key, self.choices)
@@ -42,18 +47,20 @@ class Range:
         return trial.suggest_float(self.key, self.low, self.high, log=self.log)
 
 
-def parse_range(text: str) -> Range:
-    """ "kd.weight=1:300:log", "train.epochs_later=4:30", "pm.distance=mse|cosine"."""
+def parse_range(text: str, config: Config) -> Range:
+    """ "kd.weight=1:300:log", "train.epochs_later=4:30", "pm.distance=mse|cosine"; for the settings in `config`, which
+    include a method's own."""
     key, equals, values = text.partition("=")
-    kinds = {s.key: _type(s.key) for s in Config().settings()}
+    hints = {name: typing.get_type_hints(type(section)) for name, section in config.sections().items()}
+    kinds = {f"{section}.{name}": kind for section, names in hints.items() for name, kind in names.items()}
     if key not in kinds:
         raise UsageError(f"--range {text}: unknown setting {key}{nearest(key, list(kinds))}")
     if not equals or not values:
         raise UsageError(f"--range {text}: write {key}=LOW:HIGH, {key}=LOW:HIGH:log or {key}=VALUE|VALUE.")
     if "|" in values:
-        choices: tuple[Any, ...] = tuple(values.split("|"))
-        if kinds[key] in (int, float):
-            choices = tuple(_number(choice, text) for choice in choices)
+        numbers = kinds[key] in (int, float)
+        parsed = (parse_settings([f"{key}={choice}"])[key] for choice in values.split("|"))
+        choices = tuple(_number(choice, text) for choice in values.split("|")) if numbers else tuple(parsed)
         return Range(key, choices=choices)
     parts = values.split(":")
     log = parts[2:] == ["log"]
@@ -84,11 +91,6 @@ def stability_of(config: Config) -> dict[str, float]:
 
 def around(value: float, times: Sequence[float] = (0.1, 0.3, 1.0, 3.0, 10.0)) -> list[float]:
     return [float(f"{value * factor:.3g}") for factor in times]
-
-
-def _type(key: str) -> Any:
-    section, _, name = key.partition(".")
-    return typing.get_type_hints(type(getattr(Config(), section)))[name]
 
 
 def _number(text: str, whole: str) -> float:

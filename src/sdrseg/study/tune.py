@@ -7,6 +7,7 @@ and without ranges `stability_decay` (decay.py).
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from sdrseg.config import Config, load_config
 from sdrseg.datasets import read_spec
 from sdrseg.datasets.pool import ImagePool
 from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError, quantity
@@ -26,6 +28,8 @@ from sdrseg.metrics import StepScore, mean_of
 from sdrseg.study.ranges import Range
 
 HOLDOUT = 0.2
+RESUMES = "resumes"
+"""The attribute of a trial that names the run it resumes: that of an interrupted trial with the same values."""
 ORACLE = "ORACLE: scored on held-out images of all steps with all labels, which a method without old images lacks"
 OWN = "scored on held-out images of each step with the labels of that step"
 
@@ -87,10 +91,19 @@ class Search:
                 f"{self.out} has another search (now, in the folder): {'; '.join(parts)}. Choose another --out."
             )
 
-    def config(self, method: str | None = None) -> Config:
+    def config(self, method: str | None = None, values: Mapping[str, Any] | None = None) -> Config:
         name, spec = resolve_method(method or self.method), read_spec(self.spec)
         layers = method_layers(name, self.preset, spec.task, spec.source)
-        return load_config(spec.source, None, self.settings, layers, own_sections(name))
+        return load_config(spec.source, None, {**self.settings, **(values or {})}, layers, own_sections(name))
+
+    def require(self, ranges: Sequence[Range]) -> None:
+        """Raise an error if a range has a value that its setting does not take."""
+        for one in ranges:
+            for value in one.ends:
+                try:
+                    self.config(values={one.key: value})
+                except UsageError as error:
+                    raise UsageError(f"--range {one.key}: {error}") from error
 
     def run(
         self,
@@ -157,9 +170,9 @@ def search_ranges(
     if trials is None and minutes is None:
         raise UsageError("Limit the search with --trials NUMBER or --minutes MINUTES.")
     search.require_new_classes()
+    search.require(ranges)
 
-    def objective(trial: Any) -> float:
-        values = {one.key: one.suggest(trial) for one in ranges}
+    def objective(trial: Any, values: Mapping[str, Any]) -> float:
         scores: list[float] = []
         channels = [0]  # after each step
 
@@ -173,7 +186,8 @@ def search_ranges(
             channels.append(len(score.names))
 
         try:
-            search.run(f"{trial.number}", search.method, {**search.settings, **values}, after)
+            folder = trial.user_attrs.get(RESUMES, f"{trial.number}")
+            search.run(folder, search.method, {**search.settings, **values}, after)
         except EnoughError as error:
             raise optuna.TrialPruned from error
         except NotFiniteError:
@@ -190,12 +204,26 @@ def search_ranges(
         direction="maximize",
         load_if_exists=True,
     )
-    end_states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    if trials is None or len(study.get_trials(states=end_states)) < trials:
-        limit = [] if trials is None else [optuna.study.MaxTrialsCallback(trials, end_states)]  # over all processes
-        study.optimize(objective, timeout=None if minutes is None else 60 * minutes, callbacks=limit)
+    state = optuna.trial.TrialState
+    end_states = (state.COMPLETE, state.PRUNED)
+    stop_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    most = math.inf if trials is None else trials  # over all processes
+    while time.monotonic() < stop_at and len(study.get_trials(deepcopy=False, states=end_states)) < most:
+        trial = study.ask()
+        values = {one.key: one.suggest(trial) for one in ranges}
+        try:
+            study.tell(trial, objective(trial, values))
+        except optuna.TrialPruned:
+            study.tell(trial, state=state.PRUNED)
+        except (InterruptedRunError, KeyboardInterrupt):  # the next call resumes its run
+            study.tell(trial, state=state.FAIL)
+            study.enqueue_trial(values, user_attrs={RESUMES: trial.user_attrs.get(RESUMES, f"{trial.number}")})
+            raise
+        except BaseException:
+            study.tell(trial, state=state.FAIL)
+            raise
     done = study.get_trials(states=end_states)
-    pruned = [trial for trial in done if trial.state == optuna.trial.TrialState.PRUNED]
+    pruned = [trial for trial in done if trial.state == state.PRUNED]
     if len(done) == len(pruned):
         raise SdrsegError("No trial finished. Give the search more time.")
     search.trials = [Trial("pruned" if trial in pruned else "search", trial.params, trial.value) for trial in done]

@@ -29,7 +29,8 @@ def tune(
 ) -> None:
     """Search, then show the trials, the chosen values and a command that trains with them."""
     if ranges or published:
-        chosen = [parse_range(text) for text in ranges] or default_ranges(search.config())
+        usual = search.config()
+        chosen = [parse_range(text, usual) for text in ranges] or default_ranges(usual)
         result = search_ranges(search, chosen, trials, minutes)
     else:
         result = stability_decay(search, trials, minutes)
