@@ -182,6 +182,13 @@ def test_the_preset_and_its_learning_rates_are_printed(tmp_path):
     assert "preset default, learning rate 0.02, then 0.02 (decoder 0.1)" in said.said
 
 
+def test_the_learning_rate_of_every_step_is_printed(tmp_path):
+    said = Quiet()
+    rates = ["step.1.optim.lr=0.01", "step.2.optim.lr=0.03"]
+    train(SPEC, "ft", tmp_path / "run", settings=parse_settings([*TINY, *rates]), display=said)
+    assert "preset default, learning rate 0.02, then 0.01, then 0.03" in said.said
+
+
 def test_intransigence_is_measured_against_an_offline_run(finished, tmp_path):
     run(tmp_path / "offline", "offline", spec="shapes:offline")
     bases = finished.parent / "bases"

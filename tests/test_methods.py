@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sdrseg.config import load_config
+from sdrseg.config.setting import setting
 from sdrseg.datasets.augment import normalise
 from sdrseg.engine.bases import base_of
 from sdrseg.errors import UsageError
@@ -31,6 +32,7 @@ from sdrseg.methods import (
 )
 from sdrseg.methods.base import From
 from sdrseg.methods.latent import require_official
+from sdrseg.methods.terms import Term
 from sdrseg.network import build_network
 from sdrseg.variants import SparsityVariant
 
@@ -493,6 +495,22 @@ def test_terms_of_another_form_are_named(more, message):
     METHODS["odd"] = type("Odd", (Method,), {"name": "odd", "summary": "odd", "more_terms": more_terms})
     try:
         with pytest.raises(UsageError, match=f"method odd: .*{message}"):
+            begin("odd", "disjoint").iterate(1)
+    finally:
+        del METHODS["odd"]
+
+
+@pytest.mark.parametrize(("value", "found"), [(lambda f: f, r"shape \("), (lambda f: 3.0, "float")])
+def test_an_own_term_that_is_no_number_is_named(value, found):
+    def compute(method, batch, student, teacher):
+        return value(student.features)
+
+    term = Term("own", "own", "L_own", "odd.weight", False, compute)
+    settings = {"weight": setting(1.0, "λ")}
+    members = {"name": "odd", "summary": "odd", "settings": settings, "own_terms": (term,), "replayable": True}
+    METHODS["odd"] = type("Odd", (Method,), members)
+    try:
+        with pytest.raises(UsageError, match=f"method odd: the term 'own' is not a tensor of one number, but {found}"):
             begin("odd", "disjoint").iterate(1)
     finally:
         del METHODS["odd"]

@@ -121,6 +121,8 @@ def test_cells_and_patterns_choose():
     made = make_study({"spec": "shapes:8-1@disjoint", "method": ["ft", "sdr"], "seed": [1, 2]}, "f", Path(), "n")
     seeds = [(e.method, e.config.train.seed) for e in made.chosen("2-3", ["sdr", "seed=2"])]
     assert seeds == [("sdr", 1), ("ft", 2)]
+    assert {e.method for e in made.chosen(None, ["method=sd*"])} == {"sdr"}  # the file's own keys
+    assert len(made.chosen(None, ["spec=shapes:8-1@disjoint"])) == len(made.chosen(None, ["preset=default"])) == 4
     with pytest.raises(UsageError, match="--only mib: matches none of 4 experiments"):
         made.chosen(None, ["sdr", "mib"])
 

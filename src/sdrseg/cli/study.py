@@ -17,7 +17,9 @@ Out = Annotated[
 Cells = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Only these experiments, such as 1-5,8.")]
 Only = Annotated[
     list[str] | None,
-    typer.Option(metavar="PATTERN", help="Only experiments that match, such as sdr, voc:15-1* or seed=1."),
+    typer.Option(
+        metavar="PATTERN", help="Only experiments that match, such as sdr, voc:15-1* or seed=1; or one of several."
+    ),
 ]
 Budget = Annotated[
     float | None, typer.Option(metavar="MINUTES", min=0, help="Stop after this time; run again to resume.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,8 @@ def carry_out(
             keep_copy(job.method, job.folder.path / "method.py")
             keep_copy(find_source(job.scenario.spec.source), job.folder.path / "dataset.py")
         last = len(job.scenario) - 1
-        numbers = [last] if "extends" in identity else range(min(1, last) + 1)
-        shown = ", then ".join(_rates(job, number) for number in numbers)
+        numbers = [last] if "extends" in identity else range(last + 1)
+        shown = ", then ".join(rates for rates, _ in groupby(_rates(job, number) for number in numbers))
         job.display.say(f"preset {identity['preset']}, {shown if shown == FITTED else f'learning rate {shown}'}")
         for note in notes:
             job.display.say(note)

@@ -202,7 +202,9 @@ class Method(PixelTerms):
         for term in self.objective_terms:
             if term.compute is not None and (teacher is not None or not term.needs_teacher):
                 value = term.compute(self, batch, student, teacher)
-                terms |= {} if value is None else {term.name: value}
+                if value is not None:
+                    self._require_number(term.name, value)
+                    terms[term.name] = value
         terms |= self.latent.terms(batch, student.features, None if teacher is None else teacher.logits)
         more = self.more_terms(batch, student, teacher)
         self._require_terms(more, terms)
@@ -220,9 +222,12 @@ class Method(PixelTerms):
         for name, term in more.items():
             if name in known:
                 raise UsageError(f"method {self.name}: more_terms returns {name!r}, which exists already. Rename it.")
-            if not isinstance(term, Tensor) or term.dim() > 0:
-                found = f"shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
-                raise UsageError(f"method {self.name}: the term {name!r} is not a tensor of one number, but {found}.")
+            self._require_number(name, term)
+
+    def _require_number(self, name: str, term: Any) -> None:
+        if not isinstance(term, Tensor) or term.dim() > 0:
+            found = f"shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
+            raise UsageError(f"method {self.name}: the term {name!r} is not a tensor of one number, but {found}.")
 
     def objective(self) -> str:
         """The objective of the later steps as a formula."""

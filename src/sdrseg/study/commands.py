@@ -10,11 +10,11 @@ from typing import Any
 from sdrseg.distributed import Processes
 from sdrseg.errors import UsageError, nearest, quantity
 from sdrseg.files import atomic_writer
-from sdrseg.study.cell import read_cells
+from sdrseg.study.cell import Cell, read_cells
 from sdrseg.study.cluster import Machines, gather, make_workers, submit
-from sdrseg.study.compare import compare
+from sdrseg.study.compare import compare, spec_of
 from sdrseg.study.estimate import by_base, plan
-from sdrseg.study.grid import Study, read_study
+from sdrseg.study.grid import Experiment, Study, read_study
 from sdrseg.study.paper import experiments_of, paper_table, study_of
 from sdrseg.study.queue import finished_cells, require_data, run_queue
 from sdrseg.study.render import to_csv, to_dict, to_latex, to_markdown, to_terminal
@@ -170,12 +170,13 @@ def paper_results(
         table = paper_table(name)
         cells = finished_cells(options.out or Path(name), options.results)
         grid = experiments_of(table, seeds, preset, settings)
-        notes: tuple[str, ...] = ()
+        some = [experiment for row in grid.values() for experiment in row]
+        notes = _not_shown(cells, some)
         if "uncertain" in table.values:
             from sdrseg.study.activations import with_activations
 
-            some = [experiment for row in grid.values() for experiment in row]
-            cells, notes = with_activations(cells, some, options.out or Path(name), options.data)
+            cells, more = with_activations(cells, some, options.out or Path(name), options.data)
+            notes += more
         filled = fill(table, grid, cells, _known(transform))
         filled = replace(filled, notes=(*filled.notes, *notes))
         if options.json:
@@ -183,6 +184,16 @@ def paper_results(
         else:
             show_table(filled, format, to)
     return succeeded
+
+
+def _not_shown(cells: Sequence[Cell], experiments: Sequence[Experiment]) -> tuple[str, ...]:
+    """A note on results of the same methods and scenarios that a table leaves out."""
+    shown, known = {e.hash for e in experiments}, {(str(e.spec), e.method) for e in experiments}
+    others = [c for c in cells if c["config"] not in shown and (spec_of(c), c["method"]) in known]
+    if not others:
+        return ()
+    found = f"Not shown: {quantity(len(others), 'result')} with other settings or seeds"
+    return (f"{found}; --config, --set, --preset and --seeds select what is shown.",)
 
 
 def _known(transform: str | None) -> str | None:

@@ -243,5 +243,7 @@ def _numbers(text: str, last: int) -> list[int]:
 
 
 def _matches(experiment: Experiment, pattern: str) -> bool:
-    parts = experiment.label.split()
+    """Whether a pattern is the label, a part of it, or a key of the file and its value, such as method=sdr."""
+    named = {"spec": experiment.spec, "method": experiment.method, "preset": experiment.preset}
+    parts = [*experiment.label.split(), *(f"{key}={value}" for key, value in named.items())]
     return fnmatchcase(experiment.label, pattern) or any(fnmatchcase(part, pattern) for part in parts)
