@@ -282,6 +282,8 @@ def test_ranges_of_a_methods_own_settings(tmp_path):
     assert parse_range("laps.ridge=1e-3:1:log", config) == Range("laps.ridge", 1e-3, 1, log=True)
     assert parse_range("laps.fit_only=true|false", config).choices == (True, False)
     assert parse_range("laps.views=1:4", config).whole
+    tuned(tmp_path, "laps").require([whole := parse_range("laps.views=1|4", config)])
+    assert [type(choice) for choice in whole.choices] == [int, int]
 
 
 def test_an_interrupted_trial_is_resumed(tmp_path, monkeypatch, caplog):

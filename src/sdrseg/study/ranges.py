@@ -58,10 +58,11 @@ def parse_range(text: str, config: Config) -> Range:
     if not equals or not values:
         raise UsageError(f"--range {text}: write {key}=LOW:HIGH, {key}=LOW:HIGH:log or {key}=VALUE|VALUE.")
     if "|" in values:
-        numbers = kinds[key] in (int, float)
-        parsed = (parse_settings([f"{key}={choice}"])[key] for choice in values.split("|"))
-        choices = tuple(_number(choice, text) for choice in values.split("|")) if numbers else tuple(parsed)
-        return Range(key, choices=choices)
+        choices: list[Any] = [parse_settings([f"{key}={choice}"])[key] for choice in values.split("|")]
+        if kinds[key] in (int, float):
+            numbers = [_number(choice, text) for choice in values.split("|")]
+            choices = numbers if kinds[key] is float else choices
+        return Range(key, choices=tuple(choices))
     parts = values.split(":")
     log = parts[2:] == ["log"]
     if len(parts) != 2 + log or kinds[key] not in (int, float):
