@@ -120,6 +120,7 @@ def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place,
     assert [c.name for c in model.classes] == list(NAMES) and [c.step for c in model.classes][-3:] == [1, 2, 3]
     assert set(np.unique(model.predict(np.zeros((40, 50, 3), np.uint8)).mask)) <= set(range(10))
     told = history(tmp_path / "9")
+    assert json.loads(json.dumps(told)) == told | {"steps": [s | {"measured": [*s["measured"]]} for s in told["steps"]]}
     for step in told["steps"][1:]:  # new is what the step added, old all before it
         *old, own = json.loads((tmp_path / f"9/steps/{step['step']}/metrics.json").read_text())["classes"]
         assert step["classes"] == [own["name"]] and step["new_miou"] == own["iou"]
@@ -161,6 +162,9 @@ def test_classes_are_renamed_and_removed(place, tmp_path):
         mask = old.predict(picture).mask
         assert (model.predict(picture).mask == np.where(mask == 2, 0, mask)).all()
     assert "red renamed to crimson" in history(tmp_path / "new")["changes"][0]["what"]
+    (tmp_path / "file").touch()
+    with pytest.raises(SdrsegError, match="below: cannot be written"):
+        change_classes(tmp_path / "new", tmp_path / "file/below", {"blue": "navy"}, [])
     assert [r["same"] for r in score_again(tmp_path / "new")] == [True]
     extend(tmp_path / "new", place / "white", tmp_path / "more", settings=QUICK, method="ft", display=Quiet())
     change_classes(tmp_path / "more", tmp_path / "named", {"white": "snow"}, [])

@@ -102,7 +102,7 @@ class StepScore:
         does a background without pixels: some data have none."""
         known = ~np.isnan(self.iou)
         counted = [c for c in range(len(self.names)) if c not in self.removed and (c > 0 or known[0])]
-        found = {name: [known[c] for c in channels if c in counted] for name, channels in self.groups().items()}
+        found = {name: [bool(known[c]) for c in channels if c in counted] for name, channels in self.groups().items()}
         return {name: (sum(flags), len(flags)) for name, flags in found.items()}
 
     def to_dict(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from sdrseg.extend.parent import IMPORTED, STEP_FILES, Parent, read_parent
 from sdrseg.extend.plan import chain_spec
 from sdrseg.extend.removed import removed_name
 from sdrseg.extend.review import EXTENSION
-from sdrseg.files import link_or_copy, write_json
+from sdrseg.files import link_or_copy, require_writable, write_json
 from sdrseg.metrics import StepScore, as_background, summary
 from sdrseg.scenario import parse_spec
 
@@ -95,6 +95,7 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     parent.require_outside(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SdrsegError(f"{out} already exists. Choose a new folder with --out.")
+    require_writable(out, "Choose another folder with --out.", folder=True)
     new, folder = RunFolder(out), parent.folder
     named = rename | {name: removed_name(name, parent.scenario.classes) for name in remove}
     classes = tuple(named.get(name, name) for name in parent.scenario.classes)

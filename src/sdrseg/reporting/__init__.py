@@ -23,7 +23,7 @@ MARK = "sdrseg report"
 
 
 def write_report(
-    runs: Sequence[str | Path],
+    runs: str | Path | Sequence[str | Path],
     out: str | Path | None = None,
     data: str | Path | None = None,
     images: int = IMAGES,
@@ -33,7 +33,7 @@ def write_report(
 
     A file that is not a report is replaced only with `overwrite`.
     """
-    paths = [Path(run) for run in runs]
+    paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
     out, data = (None if path is None else Path(path) for path in (out, data))
     if not paths:
         raise UsageError("name at least one run.")
