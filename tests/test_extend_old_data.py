@@ -22,7 +22,7 @@ from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.show import evaluate_run
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend.branches import branches
-from sdrseg.extend.history import history
+from sdrseg.extend.history import change_classes, history
 from sdrseg.extend.imported import import_model
 from sdrseg.extend.parent import read_parent
 from sdrseg.extend.remember import views_of
@@ -201,7 +201,9 @@ def test_steps_whose_folder_is_gone_are_not_scored_again_and_the_others_are(plac
     assert f"{tmp_path / 'snow'}: no such folder." in page
     shown = re.findall(r'aria-label="Test image ([^"]+)"', page)
     assert shown and set(shown) <= set(kept)
+    change_classes(tmp_path / "8", tmp_path / "renamed", {"black": "coal"}, [])
     (tmp_path / "snow").symlink_to(tmp_path / "elsewhere")  # as the message proposes
+    assert [r["same"] for r in score_again(tmp_path / "renamed")] == [True, True, True]  # the copy did not forget snow
     assert [r["same"] for r in score_again(tmp_path / "8")] == [True, True, True]
 
 

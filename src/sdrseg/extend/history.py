@@ -128,6 +128,9 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     digests = parent.digests | class_index(Extended(classes, parts), "val").digest_by_id
     write_json(out / "scenario.json", {**scenario.to_dict(), "mask_digests": digests})
     change = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "what": description}
+    recorded = read_chain(folder.path)["parts"] if (folder.path / CHAIN).exists() else []
+    known = {part.prefix for part in recorded if part.available}  # a folder that is missing now may come back
+    parts = tuple(replace(part, available=part.available or part.prefix in known) for part in parts)
     write_chain(out, classes, parent.score_background, parts, [*parent.changes, change])
     write_json(out / "config.json", {**saved, "spec": str(spec), "format": FORMAT})
 
