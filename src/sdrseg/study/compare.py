@@ -72,16 +72,21 @@ def differences(
     groups: Group, value: str, transform: str | None = None, reference: str | None = None
 ) -> list[Difference]:
     """The differences of every setup to the reference, by default the first."""
-    named = [label for label in groups if reference in (None, label, label.partition(" ")[0])]
-    if not named or (reference not in (None, *groups) and len(named) > 1):
-        raise UsageError(f"--reference {reference}: not among {', '.join(groups)}.")
-    base = reference if reference in groups else named[0]
+    base = next(iter(groups)) if reference is None else _named(reference, groups)
     by_seed = {
         label: {c["seed"]: v for c in some if (v := _values(c, transform)[value]) is not None}
         for label, some in groups.items()
     }
     found = [difference(label, base, value, by_seed[label], by_seed[base]) for label in groups if label != base]
     return [one for one in found if one is not None]
+
+
+def _named(reference: str, groups: Group) -> str:
+    """The label that is named, or that of the only setup of the method that is named."""
+    of_method = [label for label in groups if label.partition(" ")[0] == reference]
+    if reference not in groups and len(of_method) != 1:
+        raise UsageError(f"--reference {reference}: not among {', '.join(groups)}.")
+    return reference if reference in groups else of_method[0]
 
 
 def _values(cell: Cell, transform: str | None) -> Mapping[str, Any]:
