@@ -55,6 +55,13 @@ def test_images_without_a_new_class_are_counted(place, tmp_path):
     assert not any("without" in note for note in read_new_data(parent, tmp_path / "white", None, negatives=True).notes)
 
 
+def test_images_without_a_mask_are_counted(place, tmp_path):
+    masks_folder(tmp_path / "white", 7)
+    (tmp_path / "white/masks/n003.png").unlink()
+    notes = read_new_data(read_parent(place / "run"), tmp_path / "white", None).notes
+    assert f"1 image has no mask and is left out: {tmp_path / 'white/images/n003.png'}" in notes
+
+
 def test_replayed_images_do_not_count_for_the_settings_by_size(place, tmp_path):
     """70 images of which 10 are new are few: LAPS fits the new rows only, and others keep their iterations."""
     done = extend(place / "run", place / "white", tmp_path / "laps", replay=place / "base", display=Quiet())

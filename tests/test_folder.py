@@ -381,6 +381,20 @@ def test_files_that_do_not_pair_are_problems(tmp_path: Path) -> None:
     assert problems(folder) == [("a.png", "duplicate id"), ("image only.jpg", "no mask"), ("mask only.png", "no image")]
 
 
+def test_images_without_a_mask_are_counted_in_a_note(tmp_path: Path) -> None:
+    write(tmp_path)
+    add(tmp_path, "a", "b", "c", "d")
+    assert open_folder(tmp_path).notes == ()
+    (tmp_path / "masks/c.png").unlink()
+    file = tmp_path / "images/c.jpg"
+    assert open_folder(tmp_path).notes == (f"1 image has no mask and is left out: {file}",)
+    (tmp_path / "masks/d.png").unlink()
+    assert open_folder(tmp_path).notes == (f"2 images have no mask and are left out, such as {file}",)
+    write(tmp_path, train="a\nd\n", val="b\n")
+    place = f"{tmp_path / 'train.txt'}, line 2: no mask has the id 'd'"
+    assert open_folder(tmp_path).notes == (f"1 image has no mask and is left out: {place}",)
+
+
 def test_pictures_next_to_the_split_folders_are_problems(tmp_path: Path) -> None:
     write(tmp_path)
     for split in ("train", "val"):

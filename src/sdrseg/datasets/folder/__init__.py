@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from sdrseg.config import Config
@@ -13,8 +14,9 @@ from sdrseg.datasets.folder.panoptic import Panoptic, panoptic_files
 from sdrseg.datasets.folder.settings import read_format
 from sdrseg.datasets.folder.splits import LAYOUTS, split_folders
 from sdrseg.datasets.folder.yolo import Yolo, yaml_file
-from sdrseg.datasets.source import Source
-from sdrseg.errors import DataError
+from sdrseg.datasets.pictures import PICTURE_SUFFIXES
+from sdrseg.datasets.source import Problem, Source
+from sdrseg.errors import DataError, quantity
 
 
 class AnyFolder(Folder):
@@ -50,7 +52,22 @@ def open_folder(root: Path) -> Source:
 
 
 def _open(format: str, root: Path) -> Source:
-    return READERS[format](root)  # type: ignore[call-arg]
+    source = READERS[format](root)  # type: ignore[call-arg]
+    source.notes += _without_mask(source.problems())
+    return source
+
+
+def _without_mask(problems: Iterable[Problem]) -> tuple[str, ...]:
+    """A note on images that are left out because they have no mask."""
+    found = [problem for problem in problems if problem.kind == "no mask"]
+    if not found:
+        return ()
+    first = found[0]
+    is_image = Path(first.file).suffix.lower() in PICTURE_SUFFIXES
+    place = first.file if is_image else f"{first.file}, {first.detail}"  # the line of a list
+    if len(found) == 1:
+        return (f"1 image has no mask and is left out: {place}",)
+    return (f"{quantity(len(found), 'image')} have no mask and are left out, such as {place}",)
 
 
 def _recognise(root: Path) -> dict[str, str]:
