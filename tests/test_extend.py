@@ -275,10 +275,13 @@ def test_without_the_old_data_it_continues_with_a_note(place, tmp_path):
     done = extend(tmp_path / "run", place / "white", tmp_path / "gone", settings=QUICK, display=Quiet())
     assert done.method == "sdr" and done.result["forgetting"] is None and done.result["kept_elsewhere"] is not None
     assert any("forgetting cannot be measured" in note for note in done.notes)
+    (why,) = [note for note in done.notes if "the method is sdr, not the default laps-softmax" in note]
+    assert "no memory of the old classes" in why and "add --old-data PATH" in why and "--images FOLDER" in why
     assert done.summary["miou"]["old"] is None and done.summary["miou"]["new"] is not None
     there = {"old_data": tmp_path / "moved", "settings": QUICK, "max_forgetting": -100.0}
     done = extend(tmp_path / "run", place / "white", tmp_path / "there", **there, display=Quiet())
     assert done.method == "laps-softmax" and done.result["old_images"] > 0
+    assert not any("the method is" in note for note in done.notes)
     assert not done.met and "the limit is -100" in done.result["verdict"]["missed"][0]
     images = {"images": tmp_path / "moved/images", "settings": QUICK}
     done = extend(tmp_path / "run", place / "white", tmp_path / "pseudo", **images, display=Quiet())

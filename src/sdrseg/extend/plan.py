@@ -42,6 +42,19 @@ def choose_method(parent: Parent, name: str | None, memory: bool) -> str:
     return WITHOUT_MEMORY if best == "laps-softmax" and not memory else best
 
 
+def method_notes(parent: Parent, name: str | None, chosen: str) -> list[str]:
+    """A note if the default for the model was not possible. `name`: the method that the user named."""
+    best = DEFAULTS[parent.decision]
+    if name is not None or chosen == best:
+        return []
+    moved = "--old-data PATH if the old data have moved, or " if parent.parts else ""
+    return [
+        f"the method is {chosen}, not the default {best}: the model has no memory of the old classes, and their "
+        f"training images are not available to make one. To use {best}, add {moved}--images FOLDER with images of old "
+        f"classes, labelled or not."
+    ]
+
+
 def make_config(
     parent: Parent,
     method: str,

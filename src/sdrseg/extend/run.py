@@ -21,7 +21,7 @@ from sdrseg.extend.forecast import Forecast, forecast
 from sdrseg.extend.newdata import Protocol, Unlabelled, read_new_data
 from sdrseg.extend.notes import label_notes, memory_notes, old_data_notes
 from sdrseg.extend.parent import Parent, copy_steps, read_parent
-from sdrseg.extend.plan import Plan, choose_method, make_config, make_plan
+from sdrseg.extend.plan import Plan, choose_method, make_config, make_plan, method_notes
 from sdrseg.extend.remember import Views, make_memory, needed, remembered, views_of
 from sdrseg.extend.removed import added_again
 from sdrseg.extend.replay import read_replay
@@ -99,7 +99,8 @@ def extend(
     job.chosen = tuple(sorted({*read_settings(file, ()), *(settings or {})}))
     usual = configured(None, None)
     uses = needed(job.method(config.of_step(plan.step.number), job.processes))
-    notes = [*new.notes, *old_data_notes(parent, more), *without_effect(job, usual)]
+    notes = [*new.notes, *old_data_notes(parent, more), *method_notes(parent, method, name)]
+    notes += without_effect(job, usual)
     notes += [*memory_notes(name, uses, known, views is not None, images), *label_notes(job, plan)]
     before = None
     if not job.folder.has_model(plan.step.number):
