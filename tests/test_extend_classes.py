@@ -36,6 +36,12 @@ def place(tmp_path_factory) -> Path:
     return root
 
 
+def old_masks(place: Path) -> list[Path]:
+    """The masks of the test images of step 0."""
+    ids = json.loads((place / "run/scenario.json").read_text())["steps"][0]["test_ids"]
+    return [next((place / "base").rglob(f"masks/**/{Path(id).name}.png")) for id in ids]
+
+
 def test_a_matrix_with_channels_as_background():
     matrix = np.arange(16).reshape(4, 4)
     to = np.array([0, 1, 0, 3])
@@ -63,6 +69,14 @@ def test_removed_classes_have_no_scores_and_count_as_background(place):
     page = write_report([place / "without"], place / "report.html", images=2)[0].read_text()
     tables = re.sub("<script.*?</script>", "", page[page.index('<section id="extension"') :], flags=re.S)
     assert "green" in tables and "(removed)" not in tables
+
+
+def test_background_is_scored_on_images_that_label_all_classes(place):
+    """The held-out images label black only, so that background is scored on the old images alone."""
+    scored = json.loads((place / "with/steps/1/metrics.json").read_text())["classes"][0]
+    on_old_images = json.loads((place / "with/steps/1/extension.json").read_text())["old"][0]
+    pixels = sum(int((np.array(Image.open(file)) == 0).sum()) for file in old_masks(place))
+    assert 100 * scored["iou"] == pytest.approx(on_old_images["after"]) and scored["pixels"] == pixels
 
 
 def test_removed_classes_are_not_part_of_an_extension(place, tmp_path):

@@ -168,6 +168,19 @@ def test_the_sentence_about_forgetting_counts_the_classes_of_its_mean():
     assert _percent(-0.0001) == "0.0" and _points(-0.0001).startswith("0.0")
 
 
+def test_background_is_scored_where_its_hits_are_known():
+    """Ten images label everything; ten label b only, where 30 pixels of b are predicted as background, and b is
+    predicted for 20 unlabelled ones."""
+    whole = np.array([[80, 10, 10], [5, 95, 0], [5, 0, 45]])
+    only_b = np.array([[0, 0, 20], [0, 0, 0], [30, 5, 15]])
+    made = StepScore(1, ("background", "a", "b"), 2, whole + only_b, complete=whole)
+    assert made.iou == pytest.approx([80 / (100 + 10), 95 / (100 + 10 + 5), 60 / (100 + 10 + 20)])
+    assert made.accuracy == pytest.approx([0.8, 0.95, 0.6])
+    saved = json.loads(json.dumps(made.to_dict()))
+    assert [c["pixels"] for c in saved["classes"]] == [100, 100, 100]
+    assert StepScore.from_dict(saved).iou == pytest.approx(made.iou)
+
+
 def test_steps_that_measure_different_classes_have_no_average():
     """A step that labels only its new class, as an extension without old test images."""
     alone = replace(STEPS[1], unknown=(0, 1))

@@ -24,6 +24,12 @@ def iou(confusion: Matrix) -> Values:
     return np.where(truth > 0, hit / np.maximum(union, 1), np.nan)
 
 
+def iou_of_all(confusion: Matrix, complete: Matrix) -> Values:
+    """IoU of each class, with that of background from `complete`, the matrix of the images that label all classes: in
+    others, its errors are known and its hits are not."""
+    return np.concatenate([iou(complete)[:1], iou(confusion)[1:]])
+
+
 def pixel_accuracy(confusion: Matrix) -> Values:
     """The share of each class's pixels that are found; NaN without ground truth."""
     truth = confusion.sum(1)
@@ -40,8 +46,11 @@ def as_background(confusion: Matrix, channels: Sequence[int]) -> Matrix:
 
 
 def with_known_background(confusion: Matrix, labelled: Collection[int] | None) -> Matrix:
-    """The matrix of images that label only these channels (None: all), with background counted only where one of them
-    is predicted: elsewhere it is unknown whether the prediction is correct."""
+    """The matrix of images that label only these channels (None: all), with unlabelled pixels counted only where one of
+    them is predicted, as false alarms: elsewhere it is unknown whether the prediction is correct.
+
+    Such images say nothing about background, because its hits are not known: `iou_of_all`.
+    """
     if labelled is None:
         return confusion
     known = confusion.copy()
@@ -60,7 +69,8 @@ def mean_of(values: Values, channels: Sequence[int]) -> float | None:
 class StepScore:
     """The scores after a step. `base`: how many channels are old, background included: those of step 0. `unknown`:
     channels that no scored image labels; pixels in their rows are only counted against other classes. `removed`:
-    channels of removed classes, which the matrix counts as background."""
+    channels of removed classes, which the matrix counts as background. `complete`: the matrix of the images that label
+    all classes, if some do not (None: all do)."""
 
     step: int
     names: tuple[str, ...]
@@ -68,14 +78,24 @@ class StepScore:
     confusion: Matrix
     unknown: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
+    complete: Matrix | None = None
 
     @property
     def iou(self) -> Values:
-        return self._known(iou(self.confusion))
+        return self._known(iou_of_all(self.confusion, self._complete))
 
     @property
     def accuracy(self) -> Values:
-        return self._known(pixel_accuracy(self.confusion))
+        return self._known(pixel_accuracy(self.by_truth))
+
+    @property
+    def by_truth(self) -> Matrix:
+        """The predictions for the pixels of each class, by row; background's are of images that label all classes."""
+        return np.concatenate([self._complete[:1], self.confusion[1:]])
+
+    @property
+    def _complete(self) -> Matrix:
+        return self.confusion if self.complete is None else self.complete
 
     def _known(self, values: Values) -> Values:
         values[list(self.unknown)] = np.nan
@@ -106,7 +126,7 @@ class StepScore:
         return {name: (sum(flags), len(flags)) for name, flags in found.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        accuracy = self.accuracy
+        accuracy, pixels = self.accuracy, self.by_truth.sum(1)
         return {
             "step": self.step,
             "base": self.base,
@@ -114,12 +134,13 @@ class StepScore:
             "accuracy": {name: mean_of(accuracy, channels) for name, channels in self.groups().items()},
             "classes": [
                 {"channel": c, "name": name, "iou": without_nan(self.iou[c]), "accuracy": without_nan(accuracy[c])}
-                | {"pixels": int(self.confusion[c].sum())}
+                | {"pixels": int(pixels[c])}
                 for c, name in enumerate(self.names)
             ],
             "left_out": [name for c, name in enumerate(self.names) if np.isnan(self.iou[c]) and c not in self.removed],
             "confusion": self.confusion.tolist(),
             **{key: list(v) for key in ("unknown", "removed") if (v := getattr(self, key))},
+            **({} if self.complete is None else {"complete": self.complete.tolist()}),
         }
 
     @classmethod
@@ -127,7 +148,8 @@ class StepScore:
         names = tuple(c["name"] for c in saved["classes"])
         matrix = np.array(saved["confusion"], np.int64)
         unknown, removed = (tuple(saved.get(key, ())) for key in ("unknown", "removed"))
-        return cls(saved["step"], names, saved["base"], matrix, unknown, removed)
+        complete = np.array(saved["complete"], np.int64) if "complete" in saved else None
+        return cls(saved["step"], names, saved["base"], matrix, unknown, removed, complete)
 
 
 def harmonic(old: float | None, new: float | None) -> float | None:

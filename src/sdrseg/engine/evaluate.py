@@ -99,7 +99,7 @@ def score(
 ) -> StepScore:
     """The scores of a network on the images of a step. `transform`: replaces eval.transform; `ids`: only these images.
 
-    Masks may label only some classes (`Source.labelled`); `with_known_background` says what then counts.
+    Masks may label only some classes (`Source.labelled`); `with_known_background` and `StepScore` say what then counts.
     """
     config = job.config
     if transform is not None:
@@ -112,17 +112,19 @@ def score(
     for id in step.test_ids if ids is None else ids:
         ids_by_labels.setdefault(job.labelled_channels(step, id), []).append(id)
     channels = range(len(step.channels))
-    matrix = np.zeros((len(channels),) * 2, np.int64)
+    matrix, complete = np.zeros((2, len(channels), len(channels)), np.int64)
     for labels, some in ids_by_labels.items():
         batches = eval_batches(job.source, some, sizes, step.test_table, config, share=job.share, cache=cache)
         found = confusion(job.fabric, network, batches, len(channels), decision)
         matrix += with_known_background(found, labels)
+        complete += found if labels is None else 0
     names = tuple(job.scenario.classes[c] for c in step.channels)
     labelled = frozenset().union(*(channels if labels is None else labels for labels in ids_by_labels))
     unknown = tuple(channel for channel in channels if channel not in labelled)
     removed = job.removed_channels(step)
-    matrix = as_background(matrix, removed)
-    return StepScore(step.number, names, len(job.scenario[0].channels), matrix, unknown, removed)
+    matrix, complete = as_background(matrix, removed), as_background(complete, removed)
+    of_some = complete if ids_by_labels.keys() - {None} else None
+    return StepScore(step.number, names, len(job.scenario[0].channels), matrix, unknown, removed, of_some)
 
 
 def require_held_out(job: Job) -> None:

@@ -140,7 +140,8 @@ def _rescored(score: StepScore, named: Mapping[str, str], remove: frozenset[str]
     removed = {c for c, name in enumerate(score.names) if name in remove} | {*score.removed}
     names = tuple(named.get(name, name) for name in score.names)
     matrix = as_background(score.confusion, sorted(removed))
-    return replace(score, names=names, confusion=matrix, removed=tuple(sorted(removed)))
+    complete = None if score.complete is None else as_background(score.complete, sorted(removed))
+    return replace(score, names=names, confusion=matrix, removed=tuple(sorted(removed)), complete=complete)
 
 
 def _renamed(extension: dict[str, Any], named: Mapping[str, str], remove: frozenset[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from sdrseg.extend.forecast import Forecast
 from sdrseg.extend.plan import Plan
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
-from sdrseg.metrics import StepScore, as_background, iou, mean_of, with_known_background
+from sdrseg.metrics import StepScore, as_background, iou_of_all, mean_of, with_known_background
 
 EXTENSION = "extension.json"
 WORST = 6
@@ -48,10 +48,13 @@ def review(
     compared = _compare(job, plan)
     n_old, old_ids = len(plan.step.old), set(plan.parent.test_ids)
     kept = [c for c in range(n_old) if c not in score.removed]
-    both = [sum((s.matrices[k] for s in compared if s.id in old_ids), np.zeros_like(score.confusion)) for k in (0, 1)]
-    labelled = [job.labelled_channels(plan.step, id) for id in old_ids]
-    known = [any(some is None or c in some for some in labelled) for c in range(len(plan.step.channels))]
-    before_iou, after_iou = (np.where(known, iou(matrix), np.nan) for matrix in both)
+    labelled = {id: job.labelled_channels(plan.step, id) for id in old_ids}
+    known = [any(some is None or c in some for some in labelled.values()) for c in range(len(plan.step.channels))]
+    both = _matrices(compared, old_ids, len(known))
+    complete = _matrices(compared, {id for id, some in labelled.items() if some is None}, len(known))
+    before_iou, after_iou = (
+        np.where(known, iou_of_all(*matrices), np.nan) for matrices in zip(both, complete, strict=True)
+    )
     names = list(score.names)
     old = [
         {
@@ -69,7 +72,7 @@ def review(
     ]
     lost = mean_of(before_iou - after_iou, kept[1:])
     new_iou = mean_of(score.iou, range(n_old, len(names))) if measured else None
-    background = both[1][0]
+    background = complete[1][0]
     result = {
         "step": plan.step.number,
         "old_images": len(old_ids),
@@ -179,6 +182,11 @@ def _add(one: ImageComparison, labels: Any, before: Any, after: Any, n_old: int,
     same, rest = agreement(labels, before, after, n_old, merged).tolist()
     one.same += same
     one.rest += rest
+
+
+def _matrices(compared: Sequence[ImageComparison], ids: set[str], k: int) -> list[NDArray[np.int64]]:
+    """The parent's and the new matrix over some of the images."""
+    return [sum((s.matrices[n] for s in compared if s.id in ids), np.zeros((k, k), np.int64)) for n in (0, 1)]
 
 
 def _agreement(compared: Sequence[ImageComparison], ids: set[str]) -> float | None:
