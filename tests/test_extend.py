@@ -278,6 +278,14 @@ def test_without_the_old_data_it_continues_with_a_note(place, tmp_path):
     (why,) = [note for note in done.notes if "the method is sdr, not the default laps-softmax" in note]
     assert "no memory of the old classes" in why and "add --old-data PATH" in why and "--images FOLDER" in why
     assert done.summary["miou"]["old"] is None and done.summary["miou"]["new"] is not None
+    file = tmp_path / "gone/steps/1/metrics.json"
+    scored = json.loads(file.read_text())
+    scored["confusion"][0][-1] += 50  # unlabelled pixels that are predicted as white
+    file.write_text(json.dumps(scored))
+    page = write_report([tmp_path / "gone"], tmp_path / "report.html", images=0)[0].read_text()
+    (shown,) = re.findall(r"row = truth, column = prediction.*?</table>", page, flags=re.S)
+    filled = [row for row in re.findall(r"<tr.*?</tr>", shown, flags=re.S) if "<data" in row]
+    assert len(filled) == 1 and 'title="white"' in filled[0]  # no image labels the other classes
     there = {"old_data": tmp_path / "moved", "settings": QUICK, "max_forgetting": -100.0}
     done = extend(tmp_path / "run", place / "white", tmp_path / "there", **there, display=Quiet())
     assert done.method == "laps-softmax" and done.result["old_images"] > 0

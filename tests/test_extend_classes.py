@@ -31,7 +31,7 @@ def place(tmp_path_factory) -> Path:
     root = base_run(tmp_path_factory.mktemp("classes"))
     masks_folder(root / "white", 7)
     coco_folder(root / "black", 8)
-    extend(root / "run", root / "black", root / "with", display=Quiet())
+    extend(root / "run", root / "black", root / "with", min_new_iou=0.0, display=Quiet())
     change_classes(root / "with", root / "without", {}, ["black", "red"])
     return root
 
@@ -77,6 +77,16 @@ def test_background_is_scored_on_images_that_label_all_classes(place):
     on_old_images = json.loads((place / "with/steps/1/extension.json").read_text())["old"][0]
     pixels = sum(int((np.array(Image.open(file)) == 0).sum()) for file in old_masks(place))
     assert 100 * scored["iou"] == pytest.approx(on_old_images["after"]) and scored["pixels"] == pixels
+
+
+def test_what_an_extension_kept_after_classes_were_removed(place):
+    """As if they had been background: its row equals the score of the model itself, and the verdict is given anew."""
+    before, after = (json.loads((place / run / "steps/1/extension.json").read_text()) for run in ("with", "without"))
+    assert [c["name"] for c in after["old"]] == [c["name"] for c in before["old"] if c["name"] != "red"]
+    assert after["new"] == [] and after["false_alarms_on_background"] == 0
+    scored = json.loads((place / "without/steps/1/metrics.json").read_text())["classes"][0]
+    assert after["old"][0]["after"] == pytest.approx(100 * scored["iou"]) != before["old"][0]["after"]
+    assert before["verdict"]["met"] and "could not be measured" in after["verdict"]["missed"][0]
 
 
 def test_removed_classes_are_not_part_of_an_extension(place, tmp_path):

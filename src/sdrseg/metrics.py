@@ -82,24 +82,30 @@ class StepScore:
 
     @property
     def iou(self) -> Values:
-        return self._known(iou_of_all(self.confusion, self._complete))
+        return self.iou_over(len(self.names))
+
+    def iou_over(self, count: int) -> Values:
+        """IoU of each class over the pixels of the first `count` classes."""
+        rows = np.arange(len(self.names))[:, None] < count
+        values = iou_of_all(np.where(rows, self.confusion, 0), np.where(rows, self._complete, 0))
+        values[list(self.unknown)] = np.nan
+        return values
 
     @property
     def accuracy(self) -> Values:
-        return self._known(pixel_accuracy(self.by_truth))
+        return pixel_accuracy(self.by_truth)
 
     @property
     def by_truth(self) -> Matrix:
-        """The predictions for the pixels of each class, by row; background's are of images that label all classes."""
-        return np.concatenate([self._complete[:1], self.confusion[1:]])
+        """The predictions for the pixels of each class, by row: those of background in images that label all classes,
+        none of classes that no image labels."""
+        matrix = np.concatenate([self._complete[:1], self.confusion[1:]])
+        matrix[list(self.unknown)] = 0
+        return matrix
 
     @property
     def _complete(self) -> Matrix:
         return self.confusion if self.complete is None else self.complete
-
-    def _known(self, values: Values) -> Values:
-        values[list(self.unknown)] = np.nan
-        return values
 
     def groups(self) -> dict[str, range]:
         """Channels of the reported means, with and without background."""

@@ -10,7 +10,7 @@ import numpy as np
 from sdrseg.engine.folder import RunFolder
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend.history import history
-from sdrseg.metrics import StepScore, Values, iou, mean_of
+from sdrseg.metrics import StepScore, mean_of
 
 
 def branches(first: Path, second: Path) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def branches(first: Path, second: Path) -> dict[str, Any]:
     count = len(folders[0].read_json(f"steps/{shared - 1}/meta.json")["classes"])
     scores = [_score(folders[0], shared - 1)]
     scores += [_score(folder, len(found["steps"]) - 1) for folder, found in zip(folders, both, strict=True)]
-    values = [_shared(score, count) for score in scores]
+    values = [score.iou_over(count)[:count] for score in scores]
     names, removed = scores[0].names, {c for score in scores for c in score.removed}
     kept = [c for c in range(1, count) if c not in removed]
     rows = [
@@ -51,14 +51,6 @@ def _score(folder: RunFolder, step: int) -> StepScore:
     if not folder.has_metrics(step):
         raise SdrsegError(f"{folder.path}: step {step} is not scored yet. Wait for the run, or resume it.")
     return StepScore.from_dict(folder.read_json(f"steps/{step}/metrics.json"))
-
-
-def _shared(score: StepScore, count: int) -> Values:
-    """IoU over the pixels of the first `count` classes. A prediction of a later class is an error."""
-    matrix = np.where(np.arange(len(score.names))[:, None] < count, score.confusion, 0)
-    values = iou(matrix)
-    values[list(score.unknown)] = np.nan
-    return values[:count]
 
 
 def _old_images(folder: RunFolder, shared: int) -> dict[str, str]:

@@ -18,7 +18,7 @@ from sdrseg.errors import SdrsegError, UsageError, nearest
 from sdrseg.extend.parent import IMPORTED, STEP_FILES, Parent, read_parent
 from sdrseg.extend.plan import chain_spec
 from sdrseg.extend.removed import removed_name
-from sdrseg.extend.review import EXTENSION
+from sdrseg.extend.review import EXTENSION, Limits, verdict, with_background
 from sdrseg.files import link_or_copy, require_writable, write_json
 from sdrseg.metrics import StepScore, as_background, summary
 from sdrseg.scenario import parse_spec
@@ -110,9 +110,10 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
             score = _rescored(StepScore.from_dict(scored), named, remove)
             scores.append((score, scored.get("scored_on", TEST_IMAGES)))
             write_json(target / "metrics.json", {**scored, **score.to_dict()})
-        if (source / EXTENSION).exists():
-            write_json(target / EXTENSION, _renamed(folder.read_json(f"steps/{number}/{EXTENSION}"), named, remove))
         meta = folder.read_json(f"steps/{number}/meta.json")
+        if (source / EXTENSION).exists():
+            extension = folder.read_json(f"steps/{number}/{EXTENSION}")
+            write_json(target / EXTENSION, _renamed(extension, meta["classes"], named, remove))
         if parse_spec(meta["spec"]).source == Extended.name:
             meta["spec"] = str(chain_spec(parent.scenario.steps[: number + 1], classes, meta["protocol"]))
         for one in meta["classes"]:
@@ -144,9 +145,11 @@ def _rescored(score: StepScore, named: Mapping[str, str], remove: frozenset[str]
     return replace(score, names=names, confusion=matrix, removed=tuple(sorted(removed)), complete=complete)
 
 
-def _renamed(extension: dict[str, Any], named: Mapping[str, str], remove: frozenset[str]) -> dict[str, Any]:
-    """extension.json with the new names and without removed classes. Its command contains the old ones, so it is left
-    out."""
+def _renamed(
+    extension: dict[str, Any], classes: Sequence[Mapping[str, Any]], named: Mapping[str, str], remove: frozenset[str]
+) -> dict[str, Any]:
+    """extension.json with the new names, and as if removed classes had been background. `classes`: those of the step,
+    by channel. The command contains the old names, so it is left out."""
     if not named:
         return extension
 
@@ -170,4 +173,9 @@ def _renamed(extension: dict[str, Any], named: Mapping[str, str], remove: frozen
     lost = [one["lost"] for one in rows["old"][1:] if one["lost"] is not None]
     reached = [one["iou"] for one in rows["new"] if one["iou"] is not None]
     means = {"forgetting": mean(lost) if lost else None, "new_iou": mean(reached) if reached else None}
-    return {**extension, **rows, **means, "forecast": forecast, "command": []}
+    result = {**extension, **rows, **means, "forecast": forecast, "command": []}
+    channels = [n for n, one in enumerate(classes) if one["name"] in remove]
+    if channels:
+        result = with_background(result, channels, sum(one["step"] < extension["step"] for one in classes))
+    limits = Limits(*(extension["verdict"][key] for key in ("max_forgetting", "min_new_iou")))
+    return {**result, "verdict": verdict(result, limits)}

@@ -21,7 +21,7 @@ from sdrseg.extend.forecast import Forecast
 from sdrseg.extend.plan import Plan
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
-from sdrseg.metrics import StepScore, as_background, iou_of_all, mean_of, with_known_background
+from sdrseg.metrics import StepScore, as_background, iou, iou_of_all, mean_of, with_known_background
 
 EXTENSION = "extension.json"
 WORST = 6
@@ -56,15 +56,7 @@ def review(
         np.where(known, iou_of_all(*matrices), np.nan) for matrices in zip(both, complete, strict=True)
     )
     names = list(score.names)
-    old = [
-        {
-            "name": names[c],
-            "before": _points(before_iou[c]),
-            "after": _points(after_iou[c]),
-            "lost": _points(before_iou[c] - after_iou[c]),
-        }
-        for c in kept
-    ]
+    old = [{"name": names[c], **_before_after(before_iou[c], after_iou[c])} for c in kept]
     measured = plan.counts_false_alarms
     new = [
         {"name": names[c], "iou": _points(score.iou[c]) if measured else None, "found": _points(score.accuracy[c])}
@@ -72,7 +64,6 @@ def review(
     ]
     lost = mean_of(before_iou - after_iou, kept[1:])
     new_iou = mean_of(score.iou, range(n_old, len(names))) if measured else None
-    background = complete[1][0]
     result = {
         "step": plan.step.number,
         "old_images": len(old_ids),
@@ -83,17 +74,42 @@ def review(
         "forgetting": None if lost is None else 100 * lost,
         "new_iou": None if new_iou is None else 100 * new_iou,
         "kept_elsewhere": _agreement(compared, set(plan.new.val_ids)),
-        "false_alarms_on_background": None
-        if background.sum() == 0
-        else float(background[n_old:].sum() / background.sum()),
+        "false_alarms_on_background": _alarms_on_background(complete[1], n_old),
         "regressions": _worst(compared, "regression"),
         "false_alarms": _worst(compared, "false_alarm"),
         "forecast": None if before is None else before.to_dict(),
         "command": list(command),
+        "complete": [matrix.tolist() for matrix in complete],
     }
     result["verdict"] = verdict(result, limits)
     write_json(job.folder.step(plan.step.number) / EXTENSION, result)
     return result
+
+
+def with_background(result: dict[str, Any], removed: Sequence[int], n_old: int) -> dict[str, Any]:
+    """extension.json with what holds for background once these channels count as background. In files that do not have
+    the matrices of both models (`complete`), it becomes unknown."""
+    name = result["old"][0]["name"]
+    if "complete" not in result:
+        row = {"name": name, "before": None, "after": None, "lost": None}
+        return {**result, "old": [row, *result["old"][1:]], "false_alarms_on_background": None}
+    before, after = (as_background(np.array(matrix, np.int64), removed) for matrix in result["complete"])
+    return {
+        **result,
+        "old": [{"name": name, **_before_after(iou(before)[0], iou(after)[0])}, *result["old"][1:]],
+        "false_alarms_on_background": _alarms_on_background(after, n_old),
+        "complete": [before.tolist(), after.tolist()],
+    }
+
+
+def _before_after(before: float, after: float) -> dict[str, float | None]:
+    return {"before": _points(before), "after": _points(after), "lost": _points(before - after)}
+
+
+def _alarms_on_background(matrix: NDArray[np.int64], n_old: int) -> float | None:
+    """The share of background that is predicted as a new class."""
+    row = matrix[0]
+    return float(row[n_old:].sum() / row.sum()) if row.sum() else None
 
 
 def unmeasured(result: dict[str, Any]) -> list[str]:

@@ -95,7 +95,7 @@ def render(runs: Sequence[RunRecord], found: Gathered) -> str:
 
 def _run(number: int, run: RunRecord) -> dict[str, Any]:
     kept, names = run.kept, [run.names[c] for c in run.kept]
-    heat, errors = tables.confusion(run.label, names, run.scores[-1].confusion[np.ix_(kept, kept)])
+    heat, errors = tables.confusion(run.label, names, run.scores[-1].by_truth[np.ix_(kept, kept)])
     base = sum(c < run.scores[0].base for c in kept)
     by_step = [run.summary["class_by_step"][c] for c in kept]
     return {

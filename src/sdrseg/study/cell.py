@@ -19,7 +19,7 @@ from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import write_json
 from sdrseg.methods import method_layers, own_sections
-from sdrseg.metrics import StepScore, mean_of, pixel_accuracy, without_nan
+from sdrseg.metrics import StepScore, mean_of, without_nan
 from sdrseg.scenario import Spec, class_lists, parse_spec, saved_source
 
 Cell = dict[str, Any]
@@ -148,9 +148,9 @@ def scores_of(cell: Cell, transform: str | None = None, like: Spec | None = None
 
 
 def _means(score: StepScore) -> dict[str, float | None]:
-    miou, accuracy = score.miou(), pixel_accuracy(score.confusion)
+    miou = score.miou()
     return {name: _percent(miou[name]) for name in ("old", "new", "all")} | {
-        "pixel_accuracy": _percent(mean_of(accuracy, range(len(score.names)))),
+        "pixel_accuracy": _percent(mean_of(score.accuracy, range(len(score.names)))),
         "all_no_background": _percent(miou["all_without_background"]),
     }
 
@@ -168,11 +168,11 @@ def _second(folder: RunFolder, last: int, config: Config) -> dict[str, Any] | No
 def _per_class(scores: Sequence[StepScore]) -> list[dict[str, Any]]:
     """The final IoU and pixel accuracy of each class, and its IoU after the step that introduced it."""
     end = scores[-1]
-    accuracy = pixel_accuracy(end.confusion)
+    ious, accuracy = end.iou, end.accuracy
     rows = []
     for channel, name in enumerate(end.names):
         step = next(score for score in scores if len(score.names) > channel)
-        values = {"iou": end.iou[channel], "accuracy": accuracy[channel], "iou_when_new": step.iou[channel]}
+        values = {"iou": ious[channel], "accuracy": accuracy[channel], "iou_when_new": step.iou[channel]}
         rows.append({"name": name, "step": step.step, **{key: _percent(value) for key, value in values.items()}})
     return rows
 
