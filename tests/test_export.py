@@ -153,6 +153,22 @@ def test_a_network_that_cannot_be_exported_is_refused(trained, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_of_removed_classes_do_not_hide_a_difference():
+    """Their logits are -10,000, by which the allowed difference must not be measured."""
+    torch.manual_seed(0)
+    network = build_network(Net(encoder="toy16", output_stride=8, weights="none"), 4).eval()
+    with torch.no_grad():
+        network.silence([2])
+    model = model_of(network, encoder="toy16", decoder="deeplabv3plus")
+    content = export._with_metadata(export._onnx(network, model), export.metadata(model))
+    same = export._compare(network, model, content, [])
+    assert all(row["largest_logit"] < 100 for row in same["checked"])
+    with torch.no_grad():
+        network.classifier.bias[:2] += 0.5  # no other class is predicted
+    with pytest.raises(SdrsegError, match=r"logits differ by 0\.5"):
+        export._compare(network, model, content, [])
+
+
 def test_a_file_with_other_outputs_is_not_written(trained, exported, tmp_path, monkeypatch):
     proto = onnx.load(exported)
     monkeypatch.setattr(export, "_onnx", lambda *_: proto)
