@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from sdrseg.datasets.index import class_index
 from sdrseg.datasets.picture import check_may_write, save_grid
 from sdrseg.datasets.shapes import Shapes
 from sdrseg.datasets.source import Problem, Source
-from sdrseg.errors import SdrsegError
+from sdrseg.errors import DataError, SdrsegError
 from sdrseg.scenario import Scenario, build_scenario, parse_spec
 
 MASK = np.array([[0, 1, 2], [1, 255, 0]], np.uint8)
@@ -223,6 +224,24 @@ def test_images_are_rotated_by_their_exif_orientation(tree: Tree):
     (id,) = (id for id in source.ids("train") if "portrait" in id)
     assert np.array_equal(source.image(id), upright)
     assert audit(source)[0].problems == ()
+    Image.fromarray(np.ones((8, 16), np.uint8)).save(tree.root / "masks/train/portrait.png")  # not turned
+    (problem,) = audit(tree.open())[0].problems
+    assert problem.kind == "size mismatch" and "turned as their EXIF data say, masks are not" in problem.detail
+    with pytest.raises(DataError, match="turn the mask like the image"):
+        tree.open().pair(id)
+
+
+def test_a_folder_that_may_not_be_read_is_named(tree: Tree, monkeypatch):
+    real = os.scandir
+
+    def scandir(path: object) -> object:
+        if Path(str(path)).name == "masks":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match=r"masks: cannot be read \(Permission denied\)\. Check its permissions"):
+        tree.open()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")

@@ -19,7 +19,7 @@ from torch import nn
 
 from sdrseg.colours import colour_table
 from sdrseg.datasets.shapes import Shapes
-from sdrseg.errors import DataError, SdrsegError
+from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.predict import ClassInfo, Model, load
 from sdrseg.predict.images import find_inputs, pixels_of, read_pixels
 from sdrseg.tiles import logit_strips, tile_axis
@@ -244,6 +244,13 @@ def test_objects_that_are_not_images_in_python():
     for wrong in (SCENE.astype(float), SCENE[..., :2], np.zeros((0, 3), np.uint8), torch.zeros(3, 4, 4), None):
         with pytest.raises(DataError, match="uint8"):
             pixels_of(wrong)
+
+
+def test_one_path_is_not_a_list_of_images(trained):
+    model = load(trained, device="cpu")
+    for path in ("a.jpg", Path("a.jpg")):
+        with pytest.raises(UsageError, match=r"a\.jpg: one path\. `predict` takes one image"):
+            list(model.predict_each(path))
 
 
 # --- which images, and names ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sdrseg.datasets.index import ClassIndex, class_index, map_with_threads
-from sdrseg.datasets.source import Problem, Progress, Source, Split
+from sdrseg.datasets.source import ROTATED, Problem, Progress, Source, Split
 from sdrseg.errors import DataError, quantity
 from sdrseg.labels import VOID
 from sdrseg.scenario import Scenario
@@ -108,6 +108,7 @@ def _image_problems(source: Source, index: ClassIndex, progress: Progress | None
         height, width = index.sizes[row]
         if (height or width) and image.shape[:2] != (height, width):
             detail = f"image {image.shape[1]}×{image.shape[0]}, mask {width}×{height} ({source.file(id, 'mask')})"
+            detail += f". {ROTATED}" if image.shape[1::-1] == (height, width) else ""
             return Problem(source.file(id, "image"), "size mismatch", detail)
         return None
 

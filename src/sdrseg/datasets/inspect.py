@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from sdrseg.datasets import open_source, read_spec
 from sdrseg.datasets.audit import Contents, StepFacts, audit, better_order, protocol_summary, step_facts
 from sdrseg.datasets.picture import check_may_write, save_grid
 from sdrseg.datasets.source import Source
-from sdrseg.errors import quantity
+from sdrseg.errors import DataError, quantity
 from sdrseg.scenario import SOURCES, Scenario, Spec, build_scenario, class_lists
 from sdrseg.terminal import console, print_json, print_table, progress
 
@@ -91,6 +92,8 @@ def _inspect(
     with suppress(OSError, ValueError):  # not a valid path: a specification
         if path is None and spec_text not in SOURCES and Path(spec_text).is_dir():
             spec_text, path = "folder", Path(spec_text)
+    if path is None and re.match(r"[./~]", spec_text) and ".py" not in spec_text:
+        raise DataError(f"{spec_text}: no such folder. Name the folder that contains your data.")
     spec = read_spec(spec_text)
     config = load_config(spec.source, config_file, settings)
     if picture is not None:

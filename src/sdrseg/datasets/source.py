@@ -11,6 +11,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -26,6 +27,9 @@ from sdrseg.scenario import SOURCES
 
 MAX_CLASSES = 254
 """Background included; ids 0..253. 255 is void, and 254 stays free."""
+
+ROTATED = "Images are turned as their EXIF data say, masks are not: turn the mask like the image."
+"""Advice where height and width of image and mask are swapped."""
 
 Split = Literal["train", "val"]
 Array = NDArray[np.uint8]
@@ -113,9 +117,10 @@ class Source(ABC):
         """Image and mask of one id, which must have the same size."""
         image, mask = self.image(id), self.mask(id)
         if image.shape[:2] != mask.shape:
+            advice = ROTATED if image.shape[1::-1] == mask.shape else "Make them the same size."
             raise DataError(
                 f"{self.file(id, 'image')}: {image.shape[1]}×{image.shape[0]} pixels, but its mask "
-                f"{self.file(id, 'mask')} has {mask.shape[1]}×{mask.shape[0]}. Make them the same size."
+                f"{self.file(id, 'mask')} has {mask.shape[1]}×{mask.shape[0]}. {advice}"
             )
         return image, mask
 
@@ -181,9 +186,16 @@ class PictureFiles(Source):
             self._problems.append(Problem(str(path), "not the published set", detail))
 
 
+def _entries(folder: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+    try:
+        return os.scandir(folder)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror}). Check its permissions.") from error
+
+
 def find_files(folder: Path, below: str = "") -> Iterator[str]:
     """All files below a folder as "a/b.png", except hidden ones (os.scandir: pathlib takes seconds on large sets)."""
-    with os.scandir(folder) as entries:
+    with _entries(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
@@ -195,7 +207,7 @@ def find_files(folder: Path, below: str = "") -> Iterator[str]:
 
 def subfolders(folder: Path) -> list[Path]:
     """The folders in a folder, sorted."""
-    with os.scandir(folder) as entries:
+    with _entries(folder) as entries:
         return sorted(folder / entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 

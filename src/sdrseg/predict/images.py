@@ -6,7 +6,7 @@ import glob
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 
 from sdrseg.datasets.pictures import PICTURE_SUFFIXES, open_picture, picture_size, rgb
 from sdrseg.datasets.source import Array, find_files
-from sdrseg.errors import DataError, SdrsegError, quantity
+from sdrseg.errors import DataError, SdrsegError, UsageError, quantity
 
 LONGEST = 200  # bytes of a name; longer names are shortened
 
@@ -140,6 +140,13 @@ def size_of(path: Path) -> tuple[int, int]:
             return picture_size(path)
         except DataError:
             return 1, 1
+
+
+def several(images: Iterable[object]) -> Iterable[object]:
+    """The images, if they are not one path: its letters would be taken for paths."""
+    if isinstance(images, str | Path):
+        raise UsageError(f"{images}: one path. `predict` takes one image; predict_each takes a list of them.")
+    return images
 
 
 def pixels_of(image: object) -> Array:

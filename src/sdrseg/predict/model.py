@@ -19,7 +19,7 @@ from sdrseg.decision import Decision, decide
 from sdrseg.decision import probabilities as probabilities_of
 from sdrseg.errors import SdrsegError, quantity
 from sdrseg.network import Network
-from sdrseg.predict.images import pixels_of
+from sdrseg.predict.images import pixels_of, several
 from sdrseg.predict.prediction import ClassInfo, Prediction
 from sdrseg.tiles import (
     Forward,
@@ -117,7 +117,7 @@ class Model:
         options: dict[str, Any] = {"tile": tile, "overlap": overlap, "batch_size": batch_size, "tick": tick}
         most, buffered = self._options(tile, overlap, batch_size)["batch_size"], 0
         waiting: list[Array] = []
-        for image in images:
+        for image in several(images):
             pixels = pixels_of(image)
             if waiting and (len(waiting) == most or buffered + pixels.size > AHEAD):
                 yield from self.predict_many(waiting, **options, probabilities=probabilities)
@@ -192,7 +192,7 @@ class Model:
     ) -> list[Prediction]:
         """Like `predict_each`, but returns a list: images of the same size that fit into one tile form batches."""
         options = self._options(tile, overlap, batch_size)
-        pixels = [pixels_of(image) for image in images]
+        pixels = [pixels_of(image) for image in several(images)]
         canvases = [whole_canvas(p.shape[0], p.shape[1], options["tile"], self.multiple) for p in pixels]
         logits_by_row: dict[int, Tensor] = {}
         for canvas in dict.fromkeys(c for c in canvases if c is not None):
