@@ -97,6 +97,10 @@ def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place,
     for words in (["predict", "8", "picture.png", "--out", "masks"], ["export", "8", "--out", "8.onnx"]):
         said = CliRunner().invoke(app, words)
         assert f"note: {note}" in said.output, said.output
+    said = CliRunner().invoke(app, ["classes", "8", "--out", "renamed", "--rename", "white=snow"])
+    assert f"note: {note}" in said.output and said.exit_code == 0, said.output
+    page = write_report("renamed", "renamed.html", images=0)[0].read_text()
+    assert f"Trained with sdrseg {sdrseg.__version__}." in page
     assert read_parent(Path("8")).notes == (note,) and read_parent(Path("8"), 1).notes == ()
     assert sdrseg.load("8", 1).facts["note"] is None
     again = Quiet()

@@ -62,6 +62,33 @@ def test_images_without_a_mask_are_counted(place, tmp_path):
     assert f"1 image has no mask and is left out: {tmp_path / 'white/images/n003.png'}" in notes
 
 
+def test_bad_images_can_be_skipped(place, tmp_path):
+    """Those to train on; held-out ones are never skipped."""
+    masks_folder(tmp_path / "white", 7, 12)
+    new = read_new_data(read_parent(place / "run"), tmp_path / "white", None)
+    (tmp_path / f"white/images/{Path(new.train_ids[0]).name}.png").write_bytes(b"broken")
+    with pytest.raises(SdrsegError, match="cannot be read"):
+        extend(place / "run", tmp_path / "white", tmp_path / "out", display=Quiet())
+    settings = QUICK | {"run.on_bad_image": "skip"}
+    done = extend(place / "run", tmp_path / "white", tmp_path / "out", settings=settings, display=Quiet())
+    assert done.forecast["images"] == {"white": len(new.train_ids)} and done.result["new_iou"] is not None
+
+
+def test_a_finished_extension_with_other_options_is_another_one(place, tmp_path):
+    extend(place / "run", place / "white", tmp_path / "out", settings=QUICK, display=Quiet())
+    given = {"settings": QUICK, "unlabelled": "ignore", "display": Quiet()}
+    with pytest.raises(SdrsegError, match="Use the original data and the same options, or choose another folder"):
+        extend(place / "run", place / "white", tmp_path / "out", **given)
+
+
+def test_the_forecast_is_saved_if_a_run_is_killed_before_its_review(place, tmp_path):
+    whole = extend(place / "run", place / "white", tmp_path / "out", settings=QUICK, display=Quiet())
+    (tmp_path / "out/steps/1/extension.json").unlink()
+    again = extend(place / "run", place / "white", tmp_path / "out", settings=QUICK, display=Quiet())
+    timed = {"seconds": None, "gibibytes": None}
+    assert again.result["forecast"] | timed == whole.result["forecast"] | timed
+
+
 def test_replayed_images_do_not_count_for_the_settings_by_size(place, tmp_path):
     """70 images of which 10 are new are few: LAPS fits the new rows only, and others keep their iterations."""
     done = extend(place / "run", place / "white", tmp_path / "laps", replay=place / "base", display=Quiet())

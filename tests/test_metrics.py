@@ -153,7 +153,7 @@ def test_the_sentence_about_forgetting_counts_the_classes_of_its_mean():
     from sdrseg.engine.folder import RunFolder
     from sdrseg.engine.show import _percent
     from sdrseg.reporting.collect import RunRecord
-    from sdrseg.reporting.findings import _points, sentence
+    from sdrseg.reporting.findings import _loses, _points, sentence
 
     steps = [
         StepScore(0, ("background", "a"), 2, np.array([[90, 10], [0, 100]])),
@@ -166,6 +166,11 @@ def test_the_sentence_about_forgetting_counts_the_classes_of_its_mean():
     assert f"loses {lost:.1f}\u00a0points of its best IoU on average" in said
     assert f"a loses the most ({lost:.1f}\u00a0points)" in said
     assert _percent(-0.0001) == "0.0" and _points(-0.0001).startswith("0.0")
+    steps[0] = StepScore(0, ("background", "a"), 2, np.array([[90, 10], [50, 50]]))
+    gained = 100 * (98 / 110 - 50 / 110)
+    said = sentence([RunRecord("ft", RunFolder(Path("none")), {}, Config(), scenario, tuple(steps), (), (), ())])
+    assert f"An old class gains {gained:.1f}\u00a0points of its best IoU on average." in said
+    assert _loses(-0.0001) == "loses 0.0\u00a0points"
 
 
 def test_background_is_scored_where_its_hits_are_known():

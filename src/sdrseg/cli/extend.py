@@ -126,6 +126,7 @@ def classes(
     ] = None,
 ) -> None:
     """Rename or remove classes of a model. The old run stays as it is."""
+    from sdrseg.engine.saved import unfinished_note
     from sdrseg.errors import UsageError
     from sdrseg.extend.history import change_classes
 
@@ -137,7 +138,10 @@ def classes(
         if old in renamed:
             raise UsageError(f"--rename {text}: {old} is also renamed to {renamed[old]}. Name each class once.")
         renamed[old] = new
-    print(f"run folder: {change_classes(run, out, renamed, remove or [])}")
+    changed = change_classes(run, out, renamed, remove or [])
+    if note := unfinished_note(run, None):
+        print(f"note: {note}")
+    print(f"run folder: {changed}")
 
 
 def import_model(

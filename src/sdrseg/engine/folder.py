@@ -18,6 +18,7 @@ from sdrseg.errors import SdrsegError
 from sdrseg.files import link_or_copy, sweep, write_json
 
 FORMAT = 1
+ENVIRONMENT = "environment.json"
 STATES = ("a.safetensors", "b.safetensors")  # of the state within a step: one is kept while the other is written
 _LOCKED: set[Path] = set()  # run folders locked by this process: record locks do not work within one process
 
@@ -124,9 +125,14 @@ class RunFolder:
 
     def note_environment(self, current: dict[str, Any]) -> None:
         """Add the environment of this start to environment.json: a run may be resumed on other machines."""
-        known = self.read_json("environment.json") if (self.path / "environment.json").exists() else []
+        known = self.read_environments()
         if not known or known[-1] != current:
-            write_json(self.path / "environment.json", [*known, current])
+            write_json(self.path / ENVIRONMENT, [*known, current])
+
+    def read_environments(self) -> list[dict[str, Any]]:
+        """The environment of each start, as far as it is known."""
+        saved = self.read_json(ENVIRONMENT) if (self.path / ENVIRONMENT).exists() else []
+        return [one for one in saved if isinstance(one, dict)] if isinstance(saved, list) else []
 
     def read_json(self, name: str) -> Any:
         file = self.path / name

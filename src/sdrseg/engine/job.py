@@ -251,7 +251,8 @@ def _digests(job: Job) -> dict[str, str]:
 def _require_same_data(job: Job, saved: dict[str, Any]) -> None:
     """Raise an error if images, masks or classes differ from those that earlier steps were trained on."""
     if (difference := data_difference(job, saved)) is not None:
-        raise SdrsegError(f"{difference} Use the original data, or choose another folder with --out.")
+        options = " and the same options" if isinstance(job.source, Extended) else ""
+        raise SdrsegError(f"{difference} Use the original data{options}, or choose another folder with --out.")
 
 
 def data_difference(job: Job, saved: dict[str, Any]) -> str | None:

@@ -13,7 +13,7 @@ from sdrseg.datasets.batches import eval_batches, train_order
 from sdrseg.engine.evaluate import confusion
 from sdrseg.engine.job import Job
 from sdrseg.engine.saved import open_step
-from sdrseg.errors import quantity
+from sdrseg.errors import DataError, quantity
 from sdrseg.extend.plan import Plan
 from sdrseg.metrics import as_background
 
@@ -62,6 +62,8 @@ def forecast(job: Job, plan: Plan) -> Forecast:
     n_old, index = len(step.old), plan.indexes["train"]
     own = [id for id in step.train_ids if id in set(plan.new.train_ids)]
     some = own[:: max(1, len(own) // EXAMINED)]
+    if config.run.on_bad_image == "skip":
+        some = [id for id in some if _is_readable(plan, id)]
     batches = eval_batches(plan.source, some, index.size_by_id, step.train_table, config, share=job.share)
     found = confusion(job.fabric, network, batches, len(step.channels), decision)
     matrix = as_background(found, job.removed_channels(step))
@@ -88,6 +90,14 @@ def forecast(job: Job, plan: Plan) -> Forecast:
         (iterations * batch or views * len(step.train_ids)) * seconds,
         memory,
     )
+
+
+def _is_readable(plan: Plan, id: str) -> bool:
+    try:
+        plan.source.pair(id)
+    except DataError:
+        return False
+    return True
 
 
 def _one_image(job: Job, network: Any, crop: int, trains: bool) -> tuple[float, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sdrseg.datasets.extended import CHAIN, Extended, read_chain, write_chain
 from sdrseg.datasets.index import class_index
-from sdrseg.engine.folder import FORMAT, RunFolder
+from sdrseg.engine.folder import ENVIRONMENT, FORMAT, RunFolder
 from sdrseg.engine.job import TEST_IMAGES
 from sdrseg.engine.saved import MADE_BY, find_step, made_by
 from sdrseg.errors import SdrsegError, UsageError, nearest
@@ -133,6 +133,8 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     known = {part.prefix for part in recorded if part.available}  # a folder that is missing now may come back
     parts = tuple(replace(part, available=part.available or part.prefix in known) for part in parts)
     write_chain(out, classes, parent.score_background, parts, [*parent.changes, change])
+    if (folder.path / ENVIRONMENT).exists():
+        link_or_copy(folder.path / ENVIRONMENT, out / ENVIRONMENT)
     write_json(out / "config.json", {**saved, "spec": str(spec), "format": FORMAT})
 
 

@@ -121,12 +121,11 @@ def _rate_set(folder: RunFolder, step: int) -> float | None:
 
 def _first_part(folder: RunFolder, scenario: Scenario, config: Config) -> Part:
     """The data set of an ordinary run, in the folder from which the run was last started."""
-    starts = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else []
-    last = starts[-1].get("data") if isinstance(starts, list) and starts and isinstance(starts[-1], dict) else None
+    starts = folder.read_environments()
     return Part(
         step=0,
         source=scenario.spec.source,
-        data=last,
+        data=starts[-1].get("data") if starts else None,
         shapes=config.to_dict()["shapes"],
         prefix="",
         names=scenario.classes,

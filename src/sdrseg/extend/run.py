@@ -102,10 +102,9 @@ def extend(
     notes = [*new.notes, *old_data_notes(parent, more), *method_notes(parent, method, name)]
     notes += without_effect(job, usual)
     notes += [*memory_notes(name, uses, known, views is not None, images), *label_notes(job, plan)]
-    before = None
     if not job.folder.has_model(plan.step.number):
         _require_pictures(job, plan)
-        before = forecast(job, plan)
+    before = None if _extension_file(job, plan).exists() else forecast(job, plan)
     options = {
         "data": data,
         "classes": ",".join(plan.scenario.classes[c] for c in plan.step.new),
@@ -204,11 +203,15 @@ def _begin(job: Job, plan: Plan, views: Views | None) -> None:
     job.fabric.barrier()
 
 
+def _extension_file(job: Job, plan: Plan) -> Path:
+    return job.folder.step(plan.step.number) / EXTENSION
+
+
 def _reviewed(
     job: Job, plan: Plan, score: StepScore, before: Forecast | None, limits: Limits, command: Sequence[str]
 ) -> dict[str, Any]:
     """The comparison with the parent, computed now, or read from the file with a new verdict."""
-    file = job.folder.step(plan.step.number) / EXTENSION
+    file = _extension_file(job, plan)
     if not file.exists():
         return review(job, plan, score, before, limits, command)
     saved = job.folder.read_json(str(file.relative_to(job.folder.path)))

@@ -162,7 +162,7 @@ def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
             f"{folder.path}: step 0 is not trained and scored yet. Finish a step with `sdrseg train` first. An "
             f"imported model is scored when it is extended."
         )
-    environment = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else []
+    environment = folder.read_environments()
     facts = {key: identity.get(key) for key in ("spec", "method", "preset", "terms", "data_set")}
     facts["sdrseg"] = environment[-1].get("sdrseg") if environment else None
     log = tuple(entry for entry in folder.read_log() if entry["event"] == "train" and "losses" in entry)

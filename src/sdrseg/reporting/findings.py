@@ -116,11 +116,11 @@ def sentence(runs: Sequence[RunRecord]) -> str:
     basis = "of its IoU on the old test images" if _extended(runs) else "of its best IoU"
     if most > value:
         text += (
-            f" {run.label} forgets least: an old class loses {_points(value)} {basis} on average, "
-            f"against {_points(most)} with {worst.label}."
+            f" {run.label} forgets least: an old class {_loses(value)} {basis} on average; with {worst.label}, it "
+            f"{_loses(most)}."
         )
     else:
-        text += f" An old class loses {_points(value)} {basis} on average."
+        text += f" An old class {_loses(value)} {basis} on average."
     by_class = list(zip(best.forgetting.by_class, best.names, strict=True))[1:]  # without background, like the mean
     losses = [(v, name) for v, name in by_class if v is not None and v > 0]
     if losses:
@@ -152,6 +152,12 @@ def unmeasured_steps(runs: Sequence[RunRecord]) -> list[str]:
 
 def _percent(value: float) -> str:
     return f"{100 * value:z.1f}\u00a0%"
+
+
+def _loses(value: float) -> str:
+    """That a class loses some points; a negative loss is a gain."""
+    gained = round(100 * value, 1) < 0
+    return f"{'gains' if gained else 'loses'} {_points(-value if gained else value)}"
 
 
 def _points(value: float) -> str:

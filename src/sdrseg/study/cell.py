@@ -191,8 +191,8 @@ def _origin(folder: RunFolder, saved: Mapping[str, Any], config: Config) -> dict
     """Run time and device, from the log or, for older logs, from environment.json."""
     log = folder.read_log()
     start = next((entry for entry in log if entry["event"] == "start" and "device" in entry), {})
-    if not start and (folder.path / "environment.json").exists():
-        start = folder.read_json("environment.json")[-1]
+    if not start:
+        start = next(reversed(folder.read_environments()), {})
     trained = [entry for entry in log if entry["event"] == "train"]
     images = seconds = 0.0
     before: dict[int, int] = {}
