@@ -243,6 +243,10 @@ def test_a_value_for_one_step_replaces_those_of_the_others(tmp_path: Path):
 def test_a_value_for_one_step_of_a_method_s_own_setting_is_read_without_the_method():
     own = own_sections("laps")
     config = load_config("shapes", None, {"step.1.laps.positive": 3.0}, own=own)
+    assert config.source_of("laps.positive", 1) == "step.1.laps.positive"
+    assert [config.source_of("laps.positive", step) for step in (0, 2)] == ["laps.positive"] * 2
+    assert [config.source_of("optim.lr", step) for step in (0, 1)] == ["optim.lr", "optim.lr_later"]
+    assert config.source_of("train.batch_size", 1) == "train.batch_size"  # train.batch_size_later is "as in step 0"
     saved = saved_config(config.to_dict(), "config.json")
     assert saved.to_dict() == config.to_dict() and config.differences(saved) == saved.differences(config) == []
 

@@ -16,6 +16,7 @@ from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.methods import METHODS, Method, resolve_method
 from sdrseg.methods.terms import TERMS, only_later
 from sdrseg.reporting.curves import meaning
+from sdrseg.study.cell import cell_of
 
 from methods_bench import begin, make_config
 
@@ -132,7 +133,10 @@ def test_settings_of_a_method_are_settings(own):
     assert "near.weight" in said and "pull towards the old features" in said
 
     assert Path("one/method.py").read_text() == OWN
+    known = [cell_of(Path(run))["settings"] for run in ("one", "two")]
     METHODS.pop("near")
+    assert [cell_of(Path(run))["settings"] for run in ("one", "two")] == known  # read without the method
+    assert "near.weight" not in known[0] and known[1]["near.weight"] == 5.0
     Path("near.py").unlink()
     Path("one/method.py").write_text("raise SystemExit('executed')")
     assert all(again["same"] for again in score_again(Path("one")))

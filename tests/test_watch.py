@@ -160,7 +160,8 @@ def test_only_a_second_ctrl_c_stops_without_saving(signals, code):
 def diverging(log_every: int, courses: dict[str, list[float]], step: int = 1) -> str:
     """The message of a watch that is shown these terms."""
     weights = {"kd": "kd.weight", "pm": "pm.weight"}
-    watch = Watch(step, len(courses["ce"]), NoLog(), lambda entry: None, log_every, 1e9, weights=weights)
+    given = {"weights": weights, "rate": "optim.lr_later" if step else "optim.lr"}
+    watch = Watch(step, len(courses["ce"]), NoLog(), lambda entry: None, log_every, 1e9, **given)
     with pytest.raises(NotFiniteError) as error:
         for values in zip(*courses.values(), strict=True):
             terms = dict(zip(courses, map(torch.tensor, values), strict=True))

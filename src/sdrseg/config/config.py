@@ -77,6 +77,13 @@ class Config:
                 values[name] = value
         return self.changed(values)
 
+    def source_of(self, key: str, number: int) -> str:
+        """The setting from which a setting has its value in a step: itself, its X_later, or a value for this step."""
+        if f"{number}.{key}" in self.step:
+            return f"step.{number}.{key}"
+        later = [s for s in self.settings() if s.key == f"{key}_later"]
+        return later[0].key if number > 0 and later and later[0].value != later[0].same else key
+
     def without(self, *kinds: Affects, sections: Collection[str] = ()) -> Config:
         """A copy in which all settings that affect `kinds`, and all of some sections, have their defaults."""
 

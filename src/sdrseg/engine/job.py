@@ -30,7 +30,8 @@ from sdrseg.engine.watch import Log, NoLog
 from sdrseg.errors import SdrsegError
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
-from sdrseg.methods import Method, find_method
+from sdrseg.methods import Method, find_method, method_values
+from sdrseg.methods.own import source_digest
 from sdrseg.methods.terms import TERMS
 from sdrseg.scenario import Scenario, Spec, Step, build_scenario, declarations
 from sdrseg.terminal import TrainingDisplay, progress
@@ -219,7 +220,8 @@ def make_job(
 
 def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
     """Lock the run folder and write its metadata. The caller must always close it."""
-    if job.folder.open(identity, job.config, _facts(job)) and (job.folder.path / "scenario.json").exists():
+    existed = job.folder.open(identity, job.config, _facts(job, identity["preset"]))
+    if existed and (job.folder.path / "scenario.json").exists():
         _require_same_data(job, job.folder.read_json("scenario.json"))
     facts = environment(_device_name(job.fabric.device), job.processes.world, job.data)
     job.folder.note_environment(facts)
@@ -233,14 +235,17 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
         job.display.say(f"warning: {warning}")
 
 
-def _facts(job: Job) -> dict[str, Any]:
-    """What reading the run needs of custom code: the meaning of the terms, settings of its own that affect nothing, and
-    the declarations of the data set. For an extension, also the settings that were set."""
+def _facts(job: Job, preset: str) -> dict[str, Any]:
+    """What reading the run needs of custom code: the meaning of the terms, settings of its own that affect nothing, the
+    values that a custom method sets, and the declarations of the data set. For an extension, also the settings that
+    were set."""
     terms = {term.name: term.summary for term in (*TERMS.values(), *job.method.own_terms)}
     own = job.config.own
     nothing = [s.key for s in job.config.settings() if s.key.partition(".")[0] in own and s.affects == "nothing"]
-    declared = declarations(job.scenario.spec.source)
-    optional = {"affect_nothing": nothing, "data_set": declared, "set": list(job.chosen)}
+    spec = job.scenario.spec
+    values = method_values(job.method.name, preset, spec.task, spec.source) if source_digest(job.method) else {}
+    optional = {"affect_nothing": nothing, "method_values": values, "data_set": declarations(spec.source)}
+    optional |= {"set": list(job.chosen)}
     return {"terms": terms} | {key: value for key, value in optional.items() if value}
 
 

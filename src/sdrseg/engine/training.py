@@ -96,7 +96,8 @@ class StepTraining:
             60 * run.save_minutes,
             facts["iteration"],
             self.config.train.epochs,
-            {term.name: term.weight for term in self.method.known_terms if term.weight},
+            {term.name: job.config.source_of(term.weight, number) for term in self.method.known_terms if term.weight},
+            job.config.source_of("optim.lr", number),
         )
         if job.processes.rank == 0:
             watch.bad.update(facts["bad_images"])

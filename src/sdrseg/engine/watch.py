@@ -100,10 +100,11 @@ class Watch:
         iteration: int = 0,
         epochs: int = 1,
         weights: Mapping[str, str] = MappingProxyType({}),
+        rate: str = "optim.lr",
     ):
-        """`weights`: the setting of each term's weight, by its name."""
+        """`weights`: the setting of each term's weight, by its name; `rate`: that of the learning rate."""
         self.step, self.iterations, self.iteration, self.epochs = step, iterations, iteration, epochs
-        self._log, self._display, self._weights = log, display, weights
+        self._log, self._display, self._weights, self._rate = log, display, weights, rate
         self._log_every, self._save_seconds = log_every, save_seconds
         self._kept: list[tuple[int, tuple[str, ...], Tensor]] = []  # iteration, names, values
         self._recent: dict[str, deque[tuple[int, float]]] = {}  # (iteration, size) of each term
@@ -209,8 +210,7 @@ class Watch:
         bad = [name for name, at in firsts.items() if at == first and name != "loss"] or ["loss"]
         what = f"the terms {', '.join(bad)} are" if len(bad) > 1 else f"the term {bad[0]} is"
         grown = self._grown_first()
-        rate = "optim.lr" if self.step == 0 else "optim.lr_later"
-        remedy = f"{self._weights[grown]} or {rate}" if grown in self._weights else rate
+        remedy = f"{self._weights[grown]} or {self._rate}" if grown in self._weights else self._rate
         raise NotFiniteError(
             f"step {self.step}, iteration {first}: {what} not finite; {grown} grew first. "
             f"Images: {', '.join(self._ids.get(first, ()))}. The last saved state is intact. Lower {remedy} and start "

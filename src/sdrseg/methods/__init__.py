@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Any, TypeVar
 
-from sdrseg.config import Config, nested
+from sdrseg.config import Config, load_config, nested
 from sdrseg.errors import UsageError, nearest
 from sdrseg.methods.base import From, Method, StepInfo
 from sdrseg.methods.cil import CIL
@@ -36,6 +36,7 @@ __all__ = [
     "limits_in",
     "list_methods",
     "method_layers",
+    "method_values",
     "own_sections",
     "register_method",
     "resolve_method",
@@ -165,6 +166,14 @@ def method_layers(
         limits |= declared.get(vars(kind).get("name", ""), {})
     limited = {key: From(most, "") for key, most in limits.items() if key in values and values[key].value > most}
     return [*layers, _layer(LIMITED, limited)] if limited else layers
+
+
+def method_values(name: str, preset: str, task: str | None, data_set: str) -> dict[str, Any]:
+    """The settings that a preset and a method set for a data set, by key, as in JSON."""
+    layers = method_layers(name, preset, task, data_set)
+    before = {s.key: s.value for s in load_config(data_set).settings()}
+    after = load_config(data_set, between=layers, own=own_sections(name)).settings()
+    return {s.key: s.plain for s in after if s.key not in before or s.value != before[s.key]}
 
 
 def limits_in(layers: list[tuple[str, dict[str, dict[str, Any]]]]) -> list[tuple[str, str, float]]:

@@ -219,11 +219,12 @@ def _settings(saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
     try:
         layers = method_layers(saved["method"], saved["preset"], spec.task, source)
         own = own_sections(saved["method"])
+        more: dict[str, Any] = {}
     except SdrsegError:  # a custom method that is not known here
-        layers, own = [], {}
-    usual = {s.key: s.value for s in load_config(source, between=layers, own=own).settings()}
+        layers, own, more = [], {}, saved.get("method_values", {})
+    usual = {s.key: s.plain for s in load_config(source, between=layers, own=own).settings()} | more
     matters = [s for s in config.settings() if s.affects != "nothing"]
-    changed = {s.key: s.plain for s in matters if s.key not in usual or s.value != usual[s.key]}
+    changed = {s.key: s.plain for s in matters if s.key not in usual or s.plain != usual[s.key]}
     return changed | ({"net.weights": Path(config.net.weights).name} if "net.weights" in changed else {})
 
 
