@@ -11,10 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from extend_data import SMALL, base_folder
 from runs import SPEC, TINY, Quiet, content, run
 from sdrseg.config import load_config, parse_settings
 from sdrseg.datasets.order import TrainOrder
+from sdrseg.engine import evaluate
 from sdrseg.engine.bases import BaseStore, base_key, parse_size, write_base
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.evaluate import score_again
@@ -124,6 +127,48 @@ def test_the_base_is_trained_once_for_all_methods_and_shared_by_sequential(finis
     assert len(list(store.iterdir())) == 1
     run(tmp_path / "ewc", "ewc", bases=store)
     assert len(list(store.iterdir())) == 2  # a step 0 of its own
+
+
+def test_runs_that_share_step_0_share_its_scores(tmp_path, monkeypatch):
+    """Scored once; the same numbers as without sharing, and nothing else is taken for them."""
+    scored, real = [], evaluate.score
+    monkeypatch.setattr(
+        evaluate, "score", lambda job, step, *more: scored.append(step.number) or real(job, step, *more)
+    )
+    store = tmp_path / "bases"
+    run(tmp_path / "ft", "ft", bases=store)
+    run(tmp_path / "mib", "mib", bases=store)
+    assert scored == [0, 1, 2, 1, 2]
+    (file,) = store.glob("*/score-*.json")
+    found = [json.loads((tmp_path / name / "steps/0/metrics.json").read_text()) for name in ("ft", "mib")]
+    assert found[0] == found[1] and found[0] == json.loads(file.read_text()) | {"scored_on": "the test images"}
+    assert [r["same"] for r in score_again(tmp_path / "mib")] == [True, True, True]  # scored again, not read
+    scored.clear()
+    run(tmp_path / "other", "ft", "eval.transform=full_image", "eval.batch_size=3", bases=store)
+    assert scored[0] == 0 and len(list(store.glob("*/score-*.json"))) == 2
+    for damaged in ("{", "[]", json.dumps({**found[0], "confusion": [[1]]}), json.dumps({**found[0], "classes": 7})):
+        file.write_text(damaged)
+        scored.clear()
+        shutil.rmtree(tmp_path / "mib")
+        run(tmp_path / "mib", "mib", bases=store)
+        assert scored == [0, 1, 2] and json.loads(file.read_text())["confusion"] == found[0]["confusion"]
+
+
+def test_changed_image_files_are_noticed_where_a_base_is_taken(tmp_path):
+    base_folder(tmp_path / "data", 24)
+    given = {"data": tmp_path / "data", "settings": {**SMALL, "train.epochs": 1}, "bases": tmp_path / "bases"}
+
+    def said(out: str) -> list[str]:
+        display = Quiet()
+        train("folder:offline", "ft", tmp_path / out, **given, display=display)
+        return [str(text) for text in display.said if "other sizes" in str(text)]
+
+    assert said("first") == said("again") == []
+    file = sorted((tmp_path / "data/images").iterdir())[0]
+    Image.open(file).save(file.with_suffix(".bmp"))
+    file.unlink()
+    (warning,) = said("changed")
+    assert "pass another --bases" in warning
 
 
 def test_a_base_belongs_to_protocols_that_treat_the_background_alike(tmp_path):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runs import Quiet
+from sdrseg.engine.run import train
 from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS
 from sdrseg.scenario import build_scenario, parse_spec
@@ -175,6 +176,16 @@ def test_the_plan_of_laps_has_no_iteration_where_rows_are_fitted():
     assert rows[1]["seconds"] < rows[2]["seconds"]
     (viewed,) = plan(make_study({**values, "method": "laps", "laps": {"views": 4}}, "f", Path(), "n").experiments, None)
     assert viewed["images"] == 8 * base + 4 * once and viewed["iterations"] == base
+
+
+def test_the_plan_knows_stored_models_of_step_0(tmp_path):
+    (tmp_path / "grid.toml").write_text(TINY_FILE)
+    made = {(e.method, e.config.train.seed): e for e in read_study(tmp_path / "grid.toml").experiments}
+    mib, store = made["mib", 1], tmp_path / "store"
+    train(str(mib.spec), "mib", tmp_path / "run", settings=mib.settings, bases=store, display=Quiet())
+    for seed, first in ((1, 1), (2, 0)):  # step 0 of seed 1 is stored, that of seed 2 is not
+        (row,) = plan([made["ft", seed]], None, (), store)
+        assert row["iterations"] == sum(work_of(made["ft", seed], None).iterations[first:])
 
 
 # --- the queue -------------------------------------------------------------------------------------------------------

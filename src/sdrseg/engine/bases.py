@@ -11,8 +11,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from sdrseg.config import Config
 from sdrseg.datasets.index import ClassIndex
+from sdrseg.datasets.source import Source
 from sdrseg.engine.checkpoint import load_entry, save_tensors
 from sdrseg.errors import SdrsegError, UsageError, quantity
 from sdrseg.files import cache_folder, plain_name, require_writable, write_json
@@ -57,13 +60,31 @@ def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex
     # of the protocol, only this matters for a base
     values["proto.background"] = updates_background_prototype(config, protocol, 0)
     if (file := Path(config.net.weights)).is_file():
-        values["net.weights"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        values["net.weights"] = _content_digest(file, file.stat().st_mtime_ns)
     row_of = {id: row for row, id in enumerate(train.ids)}
     facts = [KEY_VERSION, RECIPE, method.name, source_digest(method), values]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     digest.update("\0".join(step.train_ids).encode())
     digest.update(train.digests[[row_of[id] for id in step.train_ids]].tobytes())
     digest.update(step.train_table.tobytes())
+    return digest.hexdigest()[:24]
+
+
+@cache
+def _content_digest(file: Path, changed: int) -> str:
+    """The SHA-256 of a file, computed once as long as its time of change is the same."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def files_digest(source: Source, ids: Sequence[str]) -> str:
+    """A hash of the sizes of some image files: if it differs, images have changed."""
+    digest = hashlib.sha256()
+    for id in ids:
+        try:
+            size = Path(source.file(id, "image")).stat().st_size
+        except (OSError, ValueError):  # generated, or not in a file of its own
+            size = -1
+        digest.update(f"{id} {size}\0".encode())
     return digest.hexdigest()[:24]
 
 
@@ -86,6 +107,13 @@ class BaseStore:
         folder = self.folder / key
         _, parts = _read_base(folder, f"Remove {folder}; the base is then trained again.")
         return parts["model"], parts["memory"]
+
+    def images(self, key: str) -> str | None:
+        """The `files_digest` of the images with which a stored base was trained, if it is known."""
+        with suppress(OSError, ValueError, AttributeError):
+            found = json.loads((self.folder / key / "meta.json").read_text()).get("images")
+            return found if isinstance(found, str) else None
+        return None
 
     def save(self, key: str, model: Mapping[str, Tensor], memory: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         write_base(self.folder / key, {**facts, "key": key}, model, memory)

@@ -21,6 +21,7 @@ from sdrseg.datasets.extended import Extended, require_own_data
 from sdrseg.datasets.index import map_with_threads
 from sdrseg.decision import Decision, decide
 from sdrseg.distributed import Processes
+from sdrseg.engine.base_scores import share_score, shared_score
 from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job, reopen_job
 from sdrseg.engine.preview import PICTURES, predicted_pictures
@@ -154,21 +155,26 @@ def require_held_out(job: Job) -> None:
         )
 
 
-def score_saved(job: Job, step: Step, transform: str | None = None, pictures: int = 0) -> StepScore:
-    """The scores of a step's saved model; `pictures`: number of images whose predictions go to the trackers."""
+def score_saved(job: Job, step: Step, transform: str | None = None) -> StepScore:
+    """The scores of a step's saved model."""
     job = replace(job, config=scoring_config(job.folder, step.number, job.config))
+    return score(job, step, *_open(job, step), transform)
+
+
+def _open(job: Job, step: Step) -> tuple[Network, Decision]:
     network, decision = open_step(job.folder.step(step.number), job.config.net)
-    network.place_on(job.fabric.device)
-    if pictures and job.processes.rank == 0 and job.log.trackers is not None:
-        shown = predicted_pictures(job, step, network, decision, pictures)
-        job.log.trackers.pictures("image, truth, prediction", shown, step.number)
-    return score(job, step, network, decision, transform)
+    return network.place_on(job.fabric.device), decision
 
 
 def score_step(job: Job, step: Step) -> None:
-    """Evaluate the saved model of a step and write metrics.json."""
-    result = score_saved(job, step, pictures=PICTURES)
+    """Evaluate the saved model of a step and write metrics.json; some predictions go to the trackers."""
+    if (result := shared_score(job, step)) is None:
+        result = score_saved(job, step)
+        share_score(job, step, result)
     if job.processes.rank == 0:
+        if job.log.trackers:
+            shown = predicted_pictures(job, step, *_open(job, step), PICTURES)
+            job.log.trackers.pictures("image, truth, prediction", shown, step.number)
         found = result.to_dict()
         write_json(job.folder.step(step.number) / "metrics.json", {**found, "scored_on": job.scored_on})
         classes = {one["name"]: one["iou"] for one in found["classes"]}

@@ -223,7 +223,7 @@ def open_run_folder(job: Job, identity: dict[str, Any]) -> None:
     existed = job.folder.open(identity, job.config, _facts(job, identity["preset"]))
     if existed and (job.folder.path / "scenario.json").exists():
         _require_same_data(job, job.folder.read_json("scenario.json"))
-    facts = environment(_device_name(job.fabric.device), job.processes.world, job.data)
+    facts = environment(device_name(job.fabric.device), job.processes.world, job.data)
     job.folder.note_environment(facts)
     write_json(job.folder.path / "scenario.json", {**job.scenario.to_dict(), "mask_digests": _digests(job)})
     trackers = Trackers(job.config.run.loggers, job.folder.path, identity, job.config.to_dict(), job.oracle)
@@ -285,5 +285,5 @@ def data_difference(job: Job, saved: dict[str, Any]) -> str | None:
     return None
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

@@ -13,6 +13,7 @@ import torch
 from sdrseg.config import Config
 from sdrseg.datasets.extended import Extended
 from sdrseg.decision import Decision
+from sdrseg.engine.bases import files_digest
 from sdrseg.engine.class_weights import class_weights
 from sdrseg.engine.job import Job
 from sdrseg.engine.launch import cpu_warning
@@ -67,6 +68,11 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
     config = config.changed({"optim.lr": config.optim.lr * rate})
     if key is not None and ready is None:
         job.display.say(f"step 0: taken from the store of bases ({key})")
+        if job.bases.images(key) not in (None, files_digest(job.source, step.train_ids)):
+            job.display.say(
+                "warning: files of images have other sizes than those with which this base was trained. If the images "
+                "have changed, pass another --bases."
+            )
         stored = job.bases.load(key) if job.processes.rank == 0 else None  # other machines may not have the store
         model, memory = job.fabric.broadcast(stored)
         memory |= surveyed(job, step, config, model)
@@ -86,7 +92,8 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
         meta = _meta(job, step, config, method.decision, more)
         _save(job, step, model, {**memory, **own}, meta)
         if key is not None and not bad and rate == 1:  # with skipped images it would be a different base
-            job.bases.save(key, model, memory, {"spec": job.spec, "classes": len(step.channels)})
+            facts = {"spec": job.spec, "classes": len(step.channels)}
+            job.bases.save(key, model, memory, {**facts, "images": files_digest(job.source, step.train_ids)})
 
 
 def _save(job: Job, step: Step, model: Tensors, memory: Tensors, meta: dict[str, Any]) -> None:

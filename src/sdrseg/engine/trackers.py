@@ -38,6 +38,10 @@ class Trackers:
             if name != "tensorboard":  # its table of parameters is of no use for one run
                 logger.log_hyperparams({key: str(value) for key, value in facts.items()})
 
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self._loggers)
+
     def event(self, event: str, values: Mapping[str, Any]) -> None:
         """Record a line of the log."""
         if event == "train":

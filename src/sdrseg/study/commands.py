@@ -47,7 +47,7 @@ def run_study(study: Study, options: Options, read: Callable[..., Study], argume
     data, bases = options.data or study.data, options.bases or study.bases
     chosen = study.chosen(options.cells, options.only)
     if options.dry_run:
-        rows = plan(study.experiments, data, finished_cells(out, options.results))
+        rows = plan(study.experiments, data, finished_cells(out, options.results), bases)
         show_plan(study, [e.folder for e in chosen], rows, options.json)
         return True
     if options.machines is None or options.machines.on == "local":  # the machines of a cluster may have other folders

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.datasets import open_source
-from sdrseg.datasets.index import class_index
-from sdrseg.engine.bases import base_of
+from sdrseg.datasets.index import ClassIndex, class_index
+from sdrseg.engine.bases import BaseStore, base_key, base_of
 from sdrseg.errors import SdrsegError
 from sdrseg.methods import find_method
-from sdrseg.scenario import build_scenario
+from sdrseg.scenario import Scenario, build_scenario
 from sdrseg.scenario.registry import find_source
 from sdrseg.study.cell import Cell
 from sdrseg.study.grid import Experiment
@@ -76,8 +76,8 @@ def _training(experiment: Experiment, step: int, images: int) -> tuple[int, int]
 
 def _sizes(experiment: Experiment, data: Path | None) -> tuple[Sequence[int], Sequence[int]] | None:
     spec, config = experiment.spec, experiment.config
-    if data is not None or not find_source(spec.source).needs_folder:
-        return _measured(spec, config.scenario_policy().items(), config, data)
+    if (found := _scenario(experiment, data)) is not None:
+        return [len(step.train_ids) for step in found[0]], [len(step.test_ids) for step in found[0]]
     protocol = "disjoint" if spec.protocol == "sequential" else spec.protocol  # the same images
     key = f"{spec.task}" if spec.task in ("offline", "random-5") else f"{spec.task}@{protocol}"
     known = None if spec.seed is not None else known_sizes().get(spec.source, {}).get(key)
@@ -95,17 +95,30 @@ def known_sizes() -> dict[str, dict[str, dict[str, list[int]]]]:
     return sizes
 
 
-_KNOWN: dict[Any, tuple[list[int], list[int]]] = {}
+_KNOWN: dict[Any, tuple[Scenario, ClassIndex]] = {}
 
 
-def _measured(spec: Any, policy: Any, config: Any, data: Path | None) -> tuple[list[int], list[int]]:
-    key = (spec, tuple(policy), config.shapes, data)
+def _scenario(experiment: Experiment, data: Path | None) -> tuple[Scenario, ClassIndex] | None:
+    """The scenario and the index of the training images, if the data are available; read once."""
+    spec, config = experiment.spec, experiment.config
+    if data is None and find_source(spec.source).needs_folder:
+        return None
+    policy = config.scenario_policy()
+    key = (spec, tuple(policy.items()), config.shapes, data)
     if key not in _KNOWN:
         source = open_source(spec.source, data, config)
         train, val = class_index(source, "train"), class_index(source, "val")
-        steps = build_scenario(spec, source, train, val, **dict(policy)).steps
-        _KNOWN[key] = [len(step.train_ids) for step in steps], [len(step.test_ids) for step in steps]
+        _KNOWN[key] = build_scenario(spec, source, train, val, **policy), train
     return _KNOWN[key]
+
+
+def _is_stored(experiment: Experiment, data: Path | None, bases: BaseStore) -> bool:
+    """Whether the store contains the model of step 0; False if the data are not available."""
+    if (found := _scenario(experiment, data)) is None:
+        return False
+    (scenario, train), protocol = found, experiment.spec.protocol or "sequential"
+    method, config = base_of(find_method(experiment.method), experiment.config.of_step(0))
+    return bases.has(base_key(method, config, scenario[0], train, protocol))
 
 
 def _base(experiment: Experiment) -> str:
@@ -142,20 +155,23 @@ def seconds_of(experiment: Experiment, work: Work, finished: Sequence[Cell] = ()
     return sum(work.images) / pace + sum(work.scored) / SCORED
 
 
-def plan(experiments: Sequence[Experiment], data: Path | None, finished: Sequence[Cell] = ()) -> list[dict[str, Any]]:
-    """What `--dry-run` shows: each experiment with its work, its time and whether it is finished."""
+def plan(
+    experiments: Sequence[Experiment], data: Path | None, finished: Sequence[Cell] = (), bases: Path | None = None
+) -> list[dict[str, Any]]:
+    """What `--dry-run` shows: each experiment with its work, its time and whether it is finished. `bases`: the store of
+    models of step 0, if not the usual one."""
     done = {cell["config"] for cell in finished}
     rows = []
-    bases: set[str] = set()
+    known, store = set[str](), BaseStore(bases)
     for number, experiment in enumerate(experiments, 1):
         try:
             work = work_of(experiment, data)
         except SdrsegError:
             work = None
         if work is not None and experiment.hash not in done:
-            if (base := _base(experiment)) in bases:
+            if (base := _base(experiment)) in known or _is_stored(experiment, data, store):
                 work = work.without_base()
-            bases.add(base)
+            known.add(base)
         row: dict[str, Any] = {"number": number, "name": experiment.folder, "label": experiment.label}
         row |= {"spec": str(experiment.spec), "method": experiment.method, "preset": experiment.preset}
         row |= {"seed": experiment.config.train.seed, "settings": dict(experiment.settings)}

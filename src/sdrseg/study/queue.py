@@ -105,7 +105,7 @@ def run_queue(
     done = {cell["config"] for cell in cells}
     outcome = Outcome(before=[e.label for e in experiments if e.hash in done])
     queue = [e for e in experiments if e.hash not in done]
-    rows = {row["name"]: row for row in plan(experiments, data, cells)}
+    rows = {row["name"]: row for row in plan(experiments, data, cells, bases)}
     expected = {name: row["seconds"] or 0.0 for name, row in rows.items()}
     spent = estimated = 0.0  # measured and estimated time so far, to correct the estimates
     display = display or QueueDisplay(len(queue), Processes().rank == 0)
