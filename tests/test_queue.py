@@ -241,6 +241,8 @@ def test_the_command_shows_runs_and_reports(tmp_path, sdrseg, monkeypatch):
     rows = json.loads(out)["cells"]
     assert code == 0 and [row["method"] for row in rows] == ["ft", "mib"] * 2
     assert all(row["images"] and row["iterations"] and row["seconds"] for row in rows)
+    (alone,) = json.loads(sdrseg("run", file, "--dry-run", "--json", "--cells", "4")[1])["cells"]
+    assert alone["number"] == 4 and alone["iterations"] == rows[2]["iterations"]  # no other one trains its step 0
     code, out, _ = sdrseg("run", file, "--only", "ft", "--cells", "1-2", "--out", tmp_path / "out")
     assert code == 0 and "1 finished now" in out
     code, out, _ = sdrseg("run", file, "--dry-run", "--out", tmp_path / "out")

@@ -47,8 +47,8 @@ def run_study(study: Study, options: Options, read: Callable[..., Study], argume
     data, bases = options.data or study.data, options.bases or study.bases
     chosen = study.chosen(options.cells, options.only)
     if options.dry_run:
-        rows = plan(study.experiments, data, finished_cells(out, options.results), bases)
-        show_plan(study, [e.folder for e in chosen], rows, options.json)
+        rows = plan(chosen, data, finished_cells(out, options.results), bases)
+        show_plan(study, rows, options.json)
         return True
     if options.machines is None or options.machines.on == "local":  # the machines of a cluster may have other folders
         require_data(chosen, data, finished_cells(out, options.results))
@@ -93,9 +93,10 @@ def start_workers(machines: Machines, out: Path, worker: Mapping[str, Any], json
     return not result["failed"] and not result["lost"]
 
 
-def show_plan(study: Study, chosen: Sequence[str], rows: Sequence[dict[str, Any]], json: bool) -> None:
-    """Show the experiments that would run."""
-    rows = [row for row in rows if row["name"] in set(chosen)]
+def show_plan(study: Study, rows: Sequence[dict[str, Any]], json: bool) -> None:
+    """Show the experiments that would run, with their numbers in the study."""
+    numbers = {experiment.folder: number for number, experiment in enumerate(study.experiments, 1)}
+    rows = [{"number": numbers[row["name"]], **row} for row in rows]
     seconds = sum(row["seconds"] or 0 for row in rows if not row["done"])
     if json:
         print_json({"study": study.name, "seconds": round(seconds, 1), "cells": rows})

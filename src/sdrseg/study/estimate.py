@@ -163,7 +163,7 @@ def plan(
     done = {cell["config"] for cell in finished}
     rows = []
     known, store = set[str](), BaseStore(bases)
-    for number, experiment in enumerate(experiments, 1):
+    for experiment in experiments:
         try:
             work = work_of(experiment, data)
         except SdrsegError:
@@ -172,7 +172,7 @@ def plan(
             if (base := _base(experiment)) in known or _is_stored(experiment, data, store):
                 work = work.without_base()
             known.add(base)
-        row: dict[str, Any] = {"number": number, "name": experiment.folder, "label": experiment.label}
+        row: dict[str, Any] = {"name": experiment.folder, "label": experiment.label}
         row |= {"spec": str(experiment.spec), "method": experiment.method, "preset": experiment.preset}
         row |= {"seed": experiment.config.train.seed, "settings": dict(experiment.settings)}
         row |= work.to_dict() if work else dict.fromkeys(("steps", "images", "iterations", "scored"))
