@@ -16,6 +16,7 @@ from sdrseg.datasets.augment import MEAN, STD, normalise, rrc, scale_crop, show
 from sdrseg.datasets.batches import Batch, Batches, eval_batches, relabel, train_batches, workers
 from sdrseg.datasets.cache import PixelCache, build_cache
 from sdrseg.datasets.order import Share
+from sdrseg.datasets.samples import Evaluated
 from sdrseg.datasets.source import PictureFiles, find_by_id
 from sdrseg.errors import DataError
 from sdrseg.scenario import build_scenario, parse_spec
@@ -84,6 +85,15 @@ def test_evaluation_does_not_depend_on_who_makes_it(source, transform):
     if transform == "full_image":
         assert_equal(list(evaluation(source, f"eval.transform={transform}", "data.workers=2")), alone)
     assert_equal(list(evaluation(source, f"eval.transform={transform}", cache=cache_of(source))), alone)
+
+
+@pytest.mark.parametrize(("multiple", "expected"), [(1, 1), (8, 8), (16, 16), (32, 16)])
+def test_full_images_are_padded_as_little_as_the_network_allows(source, multiple, expected):
+    """As in prediction, whatever the batch; networks that need more than multiples of 16 pad by themselves."""
+    sizes = {"a": (17, 30), "b": (40, 33)}
+    for id, (height, width) in sizes.items():
+        view = Evaluated(config("eval.transform=full_image"), multiple)((height, width), 0, id)
+        assert [axis.out for axis in (view.rows, view.columns)] == [-(-n // expected) * expected for n in sizes[id]]
 
 
 def test_epochs_and_seeds_differ(source):

@@ -154,6 +154,29 @@ def test_runs_that_share_step_0_share_its_scores(tmp_path, monkeypatch):
         assert scored == [0, 1, 2] and json.loads(file.read_text())["confusion"] == found[0]["confusion"]
 
 
+def test_scores_are_not_shared_where_a_test_image_has_changed(tmp_path, monkeypatch):
+    """Also in a file of the same size, and with the time of the old one."""
+    data, (height, width) = base_folder(tmp_path / "data", 24), (32, 32)
+    for file in (data / "images").iterdir():
+        Image.open(file).save(file.with_suffix(".bmp"))  # every file has the same size
+        file.unlink()
+    given = {"data": data, "settings": {**SMALL, "train.epochs": 1}, "bases": tmp_path / "bases", "display": Quiet()}
+    train("folder:offline", "ft", tmp_path / "first", **given)
+    (id, *_) = json.loads((tmp_path / "first/scenario.json").read_text())["steps"][0]["test_ids"]
+    image = data / f"images/{id}.bmp"
+    time, size = image.stat().st_mtime_ns, image.stat().st_size
+    Image.new("RGB", (width, height), (230, 30, 30)).save(image)
+    os.utime(image, ns=(time, time))
+    assert image.stat().st_size == size
+    scored, real = [], evaluate.score
+    monkeypatch.setattr(
+        evaluate, "score", lambda job, step, *more: scored.append(step.number) or real(job, step, *more)
+    )
+    train("folder:offline", "ft", tmp_path / "changed", **given)
+    train("folder:offline", "ft", tmp_path / "again", **given)
+    assert scored == [0] and len(list((tmp_path / "bases").glob("*/score-*.json"))) == 2
+
+
 def test_changed_image_files_are_noticed_where_a_base_is_taken(tmp_path):
     base_folder(tmp_path / "data", 24)
     given = {"data": tmp_path / "data", "settings": {**SMALL, "train.epochs": 1}, "bases": tmp_path / "bases"}

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 import sdrseg
-from extend_data import QUICK, base_run, coco_folder, masks_folder
+from extend_data import QUICK, SMALL, base_folder, base_run, coco_folder, masks_folder
 from runs import Quiet
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.job import reopen_job
+from sdrseg.engine.kept import agreement
+from sdrseg.engine.run import train
 from sdrseg.exporting import metadata
 from sdrseg.extend.history import change_classes
 from sdrseg.extend.parent import read_parent
@@ -50,6 +55,40 @@ def test_a_matrix_with_channels_as_background():
         for predicted in range(4):
             expected[to[truth], to[predicted]] += matrix[truth, predicted]
     assert (as_background(matrix, [2]) == expected).all() and (as_background(matrix, []) == matrix).all()
+    expected[0] = 0  # background that is not scored: pixels of removed classes count no more than its own
+    assert (as_background(matrix, [2], scored=False) == expected).all()
+
+
+def test_removed_classes_where_background_is_not_scored(tmp_path):
+    """Their pixels are no longer counted: the file equals a score of the model, background has no IoU, and it can be
+    extended."""
+    with (base_folder(tmp_path / "base", 24) / "dataset.toml").open("a") as file:
+        file.write("score_background = false\n")
+    given = {"data": tmp_path / "base", "settings": {**SMALL, "train.epochs": 1}, "bases": tmp_path / "bases"}
+    train("folder:offline", "ft", tmp_path / "run", **given, display=Quiet())
+    change_classes(tmp_path / "run", tmp_path / "without", {}, ["red"])
+    before, after = (
+        np.array(json.loads((tmp_path / run / "steps/0/metrics.json").read_text())["confusion"])
+        for run in ("run", "without")
+    )
+    assert before[0].sum() == after[0].sum() == 0 and after.sum() == before.sum() - before[1].sum()
+    assert [r["same"] for r in score_again(tmp_path / "without")] == [True]
+    done = extend(tmp_path / "without", masks_folder(tmp_path / "white", 7), tmp_path / "more", **GIVEN)
+    assert done.result["old"][0] == {"name": "background", "before": None, "after": None, "lost": None}
+    assert all(r["same"] for r in score_again(tmp_path / "more"))
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 255]), st.booleans(), *2 * [st.integers(0, 3)]), max_size=40))
+def test_agreement_counts_pixels_of_the_image_outside_the_new_classes(pixels):
+    """Classes 0 to 2 are old, 2 was removed and counts as background; the second value is padding."""
+    merge = {0: 0, 1: 1, 2: 0, 3: 3}
+    kept = [(a, b) for label, padded, a, b in pixels if not padded and label != 3]
+    columns = [torch.tensor(column, dtype=torch.long) for column in zip(*pixels, strict=True)] or 4 * [
+        torch.zeros(0).long()
+    ]
+    labels, padding, before, after = columns[0], columns[1].bool(), columns[2], columns[3]
+    found = agreement(labels, padding, before, after, 3, torch.tensor([0, 1, 0, 3]))
+    assert found.tolist() == [sum(merge[a] == merge[b] for a, b in kept), len(kept)]
 
 
 def test_removed_classes_have_no_scores_and_count_as_background(place):
@@ -69,6 +108,7 @@ def test_removed_classes_have_no_scores_and_count_as_background(place):
     page = write_report([place / "without"], place / "report.html", images=2)[0].read_text()
     tables = re.sub("<script.*?</script>", "", page[page.index('<section id="extension"') :], flags=re.S)
     assert "green" in tables and "(removed)" not in tables
+    assert tables.count("<p>Not known: classes were removed after this step.</p>") == 2
 
 
 def test_background_is_scored_on_images_that_label_all_classes(place):
@@ -84,6 +124,8 @@ def test_what_an_extension_kept_after_classes_were_removed(place):
     before, after = (json.loads((place / run / "steps/1/extension.json").read_text()) for run in ("with", "without"))
     assert [c["name"] for c in after["old"]] == [c["name"] for c in before["old"] if c["name"] != "red"]
     assert after["new"] == [] and after["false_alarms_on_background"] == 0
+    unknown = ("kept_elsewhere", "regressions", "false_alarms")
+    assert all(before[key] is not None and after[key] is None for key in unknown)  # it takes both models to tell
     scored = json.loads((place / "without/steps/1/metrics.json").read_text())["classes"][0]
     assert after["old"][0]["after"] == pytest.approx(100 * scored["iou"]) != before["old"][0]["after"]
     assert before["verdict"]["met"] and "could not be measured" in after["verdict"]["missed"][0]

@@ -13,8 +13,11 @@ import torch
 from PIL import Image
 
 import sdrseg as library
-from formats import save_heic
+from extend_data import SMALL, base_folder
+from formats import save, save_heic
+from runs import Quiet
 from sdrseg.datasets.shapes import Shapes
+from sdrseg.engine.run import train
 from sdrseg.errors import DataError
 from sdrseg.predict.images import pixels_of
 from sdrseg.predict.legend import with_legend
@@ -177,6 +180,25 @@ def test_large_images_are_scored_as_they_are_predicted(trained, monkeypatch):
     expected = np.zeros_like(found)
     np.add.at(expected, (truth[truth < 255], mask[truth < 255]), 1)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_scores_and_predictions_agree_on_images_that_need_padding(tmp_path):
+    """The image pooling of deeplabv3 sees the padding, so that both have to pad alike: to multiples of the stride 8."""
+    data = base_folder(tmp_path / "data", 40)
+    for file in [*(data / "images").iterdir(), *(data / "masks").iterdir()]:
+        whole = np.array(Image.open(file))
+        save(file, np.tile(whole, (2, 2, 1)[: whole.ndim])[:36, :44])
+    quick = {**SMALL, "train.epochs": 8, "eval.transform": "full_image", "eval.batch_size": 3}
+    given = {"data": data, "settings": quick, "bases": tmp_path / "bases", "display": Quiet()}
+    train("folder:offline", "ft", tmp_path / "run", **given)
+    scored = json.loads((tmp_path / "run/steps/0/metrics.json").read_text())["confusion"]
+    expected, model = np.zeros_like(scored), library.load(tmp_path / "run", device="cpu")
+    ids = json.loads((tmp_path / "run/scenario.json").read_text())["steps"][0]["test_ids"]
+    for id in ids:
+        truth = np.array(Image.open(data / f"masks/{id}.png"))
+        np.add.at(expected, (truth, model.predict(data / f"images/{id}.png").mask), 1)
+    assert model.multiple == 8 and ids
+    np.testing.assert_array_equal(scored, expected)
 
 
 def test_evaluate_with_another_transform(sdrseg, trained):

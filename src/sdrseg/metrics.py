@@ -36,12 +36,15 @@ def pixel_accuracy(confusion: Matrix) -> Values:
     return np.where(truth > 0, np.diag(confusion) / np.maximum(truth, 1), np.nan)
 
 
-def as_background(confusion: Matrix, channels: Sequence[int]) -> Matrix:
-    """The matrix with some channels, those of removed classes, counted as background: as truth and as prediction."""
+def as_background(confusion: Matrix, channels: Sequence[int], scored: bool = True) -> Matrix:
+    """The matrix with some channels, those of removed classes, counted as background: as truth and as prediction.
+    `scored`: whether background is; otherwise their pixels are not counted."""
     to = np.arange(len(confusion))
     to[list(channels)] = 0
     merged = np.zeros_like(confusion)
     np.add.at(merged, (to[:, None], to), confusion)
+    if not scored:
+        merged[0] = 0
     return merged
 
 

@@ -115,7 +115,7 @@ def crop512(size: tuple[int, int], crop: int = 512) -> View:
 
 
 def full_image(size: tuple[int, int], stride: int = 16) -> View:
-    """Every pixel as it is, padded at the bottom and right to a multiple of the network's stride."""
+    """Every pixel as it is, padded at the bottom and right to a multiple of `stride`."""
 
     def axis(length: int) -> Axis:
         return Axis(0, length, length, 0, math.ceil(length / stride) * stride)
@@ -123,7 +123,10 @@ def full_image(size: tuple[int, int], stride: int = 16) -> View:
     return View(axis(size[0]), axis(size[1]))
 
 
-EVALUATIONS = {"crop512": crop512, "full_image": full_image}
+def evaluation_view(transform: str, size: tuple[int, int], multiple: int = 16) -> View:
+    """The view on which an image is scored. `multiple`: that of the network, so that full images are padded as in
+    prediction; those of networks with more than 16 are padded further by the network."""
+    return full_image(size, min(16, multiple)) if transform == "full_image" else crop512(size)
 
 
 def show(view: View, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -124,9 +124,10 @@ def eval_batches(
     *,
     share: Share | None = None,
     cache: PixelCache | None = None,
+    multiple: int = 16,
 ) -> Batches:
-    """Every image once; `sizes` are the images' sizes by id, from the class index."""
-    choose = Evaluated(config)
+    """Every image once; `sizes` are the images' sizes by id, from the class index. `multiple`: that of the network."""
+    choose = Evaluated(config, multiple)
     views = [choose(sizes[id], 0, id) for id in ids]
     order = EvalOrder([(view.rows.out, view.columns.out) for view in views], config.eval.batch_size, share)
     return _batches(source, ids, table, choose, order, config, cache)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sdrseg.config import Config
-from sdrseg.datasets.augment import AUGMENTATIONS, EVALUATIONS, View, padding, show
+from sdrseg.datasets.augment import AUGMENTATIONS, View, evaluation_view, padding, show
 from sdrseg.datasets.cache import PixelCache
 from sdrseg.datasets.colour import colour_factors, recolour
 from sdrseg.datasets.order import Key
@@ -88,12 +88,13 @@ class Augmented:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The view on which an image is scored."""
+    """The view on which an image is scored. `multiple`: that of the network."""
 
     config: Config
+    multiple: int = 16
 
     def __call__(self, size: Size, epoch: int, id: str) -> View:
-        return EVALUATIONS[self.config.eval.transform](size)
+        return evaluation_view(self.config.eval.transform, size, self.multiple)
 
     def recoloured(self, images: Tensor, outside: Tensor, keys: Sequence[Key], ids: Sequence[str]) -> Tensor:
         """Evaluation does not change colours."""

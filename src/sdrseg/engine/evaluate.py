@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from sdrseg.datasets.extended import Extended, require_own_data
 from sdrseg.datasets.index import map_with_threads
 from sdrseg.decision import Decision, decide
 from sdrseg.distributed import Processes
-from sdrseg.engine.base_scores import share_score, shared_score
+from sdrseg.engine.base_scores import score_file, shared_score
 from sdrseg.engine.folder import RunFolder, second_score
 from sdrseg.engine.job import TEST_IMAGES, Job, data_difference, prepare_job, reopen_job
 from sdrseg.engine.preview import PICTURES, predicted_pictures
@@ -55,21 +56,26 @@ def confusion(
     total = torch.zeros(classes, classes, dtype=torch.int64, device=fabric.device)
     for batch in batches:
         adapt()
-        for _, labels, logits in labels_and_logits(fabric, network, batch.to(fabric.device)):
-            decided = decide(logits, decision)
+        for part in labels_and_logits(fabric, network, batch.to(fabric.device)):
             total += multiclass_confusion_matrix(
-                decided, labels.long(), classes, ignore_index=VOID, validate_args=False
+                decide(part.logits, decision), part.labels.long(), classes, ignore_index=VOID, validate_args=False
             )
     network.train(was_training)
     result: NDArray[np.int64] = Processes().sum(total).cpu().numpy()
     return result
 
 
-def labels_and_logits(fabric: Fabric, network: Network, batch: Batch) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Labels and logits of a batch, each with the position in the batch of its first image.
+class Labelled(NamedTuple):
+    """Some images of a batch, or a strip of one: labels, padding and logits."""
 
-    Very large images come in strips, as in `sdrseg predict`.
-    """
+    first: int  # the position of the first image in the batch
+    labels: Tensor
+    padding: Tensor
+    logits: Tensor
+
+
+def labels_and_logits(fabric: Fabric, network: Network, batch: Batch) -> Iterator[Labelled]:
+    """Labels and logits of a batch. Very large images come in strips, as in `sdrseg predict`."""
 
     def forward(images: Tensor) -> Tensor:
         with fabric.autocast():
@@ -80,14 +86,16 @@ def labels_and_logits(fabric: Fabric, network: Network, batch: Batch) -> Iterato
     if pixels <= LARGEST:
         size = len(batch.images) if pixels <= SMALL else max(1, 8 * SMALL // pixels)
         for first in range(0, len(batch.images), size):
-            yield first, batch.labels[first : first + size], forward(batch.images[first : first + size])
+            some = slice(first, first + size)
+            yield Labelled(first, batch.labels[some], batch.padding[some], forward(batch.images[some]))
         return
-    for number, (image, labels) in enumerate(zip(batch.images, batch.labels, strict=True)):
+    for number, (image, labels, padding) in enumerate(zip(batch.images, batch.labels, batch.padding, strict=True)):
         tile = SIDES[0]
         for top, logits in logit_strips(
             image, forward, tile=tile, overlap=tile // 4, multiple=network.multiple, batch_size=1
         ):
-            yield number, labels[None, top : top + logits.shape[1]], logits[None]
+            rows = slice(top, top + logits.shape[1])
+            yield Labelled(number, labels[None, rows], padding[None, rows], logits[None])
 
 
 def score(
@@ -115,7 +123,16 @@ def score(
     channels = range(len(step.channels))
     matrix, complete = np.zeros((2, len(channels), len(channels)), np.int64)
     for labels, some in ids_by_labels.items():
-        batches = eval_batches(job.source, some, sizes, step.test_table, config, share=job.share, cache=cache)
+        batches = eval_batches(
+            job.source,
+            some,
+            sizes,
+            step.test_table,
+            config,
+            share=job.share,
+            cache=cache,
+            multiple=network.multiple,
+        )
         found = confusion(job.fabric, network, batches, len(channels), decision)
         matrix += with_known_background(found, labels)
         complete += found if labels is None else 0
@@ -123,7 +140,8 @@ def score(
     labelled = frozenset().union(*(channels if labels is None else labels for labels in ids_by_labels))
     unknown = tuple(channel for channel in channels if channel not in labelled)
     removed = job.removed_channels(step)
-    matrix, complete = as_background(matrix, removed), as_background(complete, removed)
+    background = bool(step.test_table[0] == 0)
+    matrix, complete = (as_background(one, removed, background) for one in (matrix, complete))
     of_some = complete if ids_by_labels.keys() - {None} else None
     return StepScore(step.number, names, len(job.scenario[0].channels), matrix, unknown, removed, of_some)
 
@@ -168,9 +186,12 @@ def _open(job: Job, step: Step) -> tuple[Network, Decision]:
 
 def score_step(job: Job, step: Step) -> None:
     """Evaluate the saved model of a step and write metrics.json; some predictions go to the trackers."""
-    if (result := shared_score(job, step)) is None:
+    file = score_file(job, step)
+    if (result := shared_score(job, step, file)) is None:
         result = score_saved(job, step)
-        share_score(job, step, result)
+        if file is not None:
+            with suppress(SdrsegError):  # a store that can only be read
+                write_json(file, result.to_dict())
     if job.processes.rank == 0:
         if job.log.trackers:
             shown = predicted_pictures(job, step, *_open(job, step), PICTURES)

@@ -23,10 +23,10 @@ def merged_channels(job: Job, step: Step) -> Tensor:
     return merged
 
 
-def agreement(labels: Tensor, before: Tensor, after: Tensor, n_old: int, merged: Tensor) -> Tensor:
+def agreement(labels: Tensor, padding: Tensor, before: Tensor, after: Tensor, n_old: int, merged: Tensor) -> Tensor:
     """(2,): of the pixels outside the new classes (background, old classes, and whatever is not labelled), how many
-    have the same prediction before and after, and how many there are."""
-    outside = (labels < n_old) | (labels == VOID)
+    have the same prediction before and after, and how many there are. `padding`: pixels that show no image."""
+    outside = ((labels < n_old) | (labels == VOID)) & ~padding
     return torch.stack([(outside & (merged[before] == merged[after])).sum(), outside.sum()])
 
 
@@ -56,12 +56,15 @@ class Kept:
         network.eval()
         total = torch.zeros(2, dtype=torch.int64, device=job.fabric.device)
         sizes = job.indexes[step.test_split].size_by_id
-        for batch in eval_batches(job.source, self._ids, sizes, step.test_table, job.config, share=job.share):
+        multiple = network.multiple
+        for batch in eval_batches(
+            job.source, self._ids, sizes, step.test_table, job.config, share=job.share, multiple=multiple
+        ):
             batch = batch.to(job.fabric.device)
             both = zip(*(labels_and_logits(job.fabric, one, batch) for one in (old, network)), strict=True)
-            for (_, labels, before), (_, _, after) in both:
-                predictions = decide(before, old_decision), decide(after, decision)
-                total += agreement(labels, *predictions, len(step.old), merged)
+            for before, after in both:
+                predictions = decide(before.logits, old_decision), decide(after.logits, decision)
+                total += agreement(before.labels, before.padding, *predictions, len(step.old), merged)
         network.train(was_training)
         equal, pixels = job.processes.sum(total).tolist()
         return equal / pixels if pixels else None

@@ -27,7 +27,7 @@ def predicted_pictures(
     small = [id for id in step.test_ids if sizes[id][0] * sizes[id][1] <= LARGEST]
     ids = small[:: max(1, len(small) // count)][:count]
     config = job.config.changed({"eval.batch_size": 1, "data.workers": 0})
-    batches = eval_batches(job.source, ids, sizes, step.test_table, config)
+    batches = eval_batches(job.source, ids, sizes, step.test_table, config, multiple=network.multiple)
     colours = np.full((256, 3), NOT_SCORED, np.uint8)
     colours[: len(step.channels)] = class_colours(step.channels)
     colours[list(job.removed_channels(step))] = colours[0]

@@ -64,7 +64,8 @@ def forecast(job: Job, plan: Plan) -> Forecast:
     some = own[:: max(1, len(own) // EXAMINED)]
     if config.run.on_bad_image == "skip":
         some = [id for id in some if _is_readable(plan, id)]
-    batches = eval_batches(plan.source, some, index.size_by_id, step.train_table, config, share=job.share)
+    sizes, table = index.size_by_id, step.train_table
+    batches = eval_batches(plan.source, some, sizes, table, config, share=job.share, multiple=network.multiple)
     found = confusion(job.fabric, network, batches, len(step.channels), decision)
     matrix = as_background(found, job.removed_channels(step))
     similar: dict[str, dict[str, float]] = {}

@@ -18,7 +18,7 @@ from sdrseg.errors import SdrsegError, UsageError, nearest
 from sdrseg.extend.parent import IMPORTED, STEP_FILES, Parent, read_parent
 from sdrseg.extend.plan import chain_spec
 from sdrseg.extend.removed import removed_name
-from sdrseg.extend.review import EXTENSION, Limits, verdict, with_background
+from sdrseg.extend.review import EXTENSION, Limits, verdict, without_classes
 from sdrseg.files import link_or_copy, require_writable, write_json
 from sdrseg.metrics import StepScore, as_background, summary
 from sdrseg.scenario import parse_spec
@@ -107,13 +107,14 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
             link_or_copy(source / name, target / name)
         if folder.has_metrics(number):
             scored = folder.read_json(f"steps/{number}/metrics.json")
-            score = _rescored(StepScore.from_dict(scored), named, remove)
+            score = _rescored(StepScore.from_dict(scored), named, remove, parent.score_background)
             scores.append((score, scored.get("scored_on", TEST_IMAGES)))
             write_json(target / "metrics.json", {**scored, **score.to_dict()})
         meta = folder.read_json(f"steps/{number}/meta.json")
         if (source / EXTENSION).exists():
             extension = folder.read_json(f"steps/{number}/{EXTENSION}")
-            write_json(target / EXTENSION, _renamed(extension, meta["classes"], named, remove))
+            renamed = _renamed(extension, meta["classes"], named, remove, parent.score_background)
+            write_json(target / EXTENSION, renamed)
         if parse_spec(meta["spec"]).source == Extended.name:
             meta["spec"] = str(chain_spec(parent.scenario.steps[: number + 1], classes, meta["protocol"]))
         for one in meta["classes"]:
@@ -138,20 +139,24 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     write_json(out / "config.json", {**saved, "spec": str(spec), "format": FORMAT})
 
 
-def _rescored(score: StepScore, named: Mapping[str, str], remove: frozenset[str]) -> StepScore:
-    """The score with the new names; removed classes count as background."""
+def _rescored(score: StepScore, named: Mapping[str, str], remove: frozenset[str], background: bool) -> StepScore:
+    """The score with the new names; removed classes count as background. `background`: whether that is scored."""
     removed = {c for c, name in enumerate(score.names) if name in remove} | {*score.removed}
     names = tuple(named.get(name, name) for name in score.names)
-    matrix = as_background(score.confusion, sorted(removed))
-    complete = None if score.complete is None else as_background(score.complete, sorted(removed))
+    matrix = as_background(score.confusion, sorted(removed), background)
+    complete = None if score.complete is None else as_background(score.complete, sorted(removed), background)
     return replace(score, names=names, confusion=matrix, removed=tuple(sorted(removed)), complete=complete)
 
 
 def _renamed(
-    extension: dict[str, Any], classes: Sequence[Mapping[str, Any]], named: Mapping[str, str], remove: frozenset[str]
+    extension: dict[str, Any],
+    classes: Sequence[Mapping[str, Any]],
+    named: Mapping[str, str],
+    remove: frozenset[str],
+    background: bool,
 ) -> dict[str, Any]:
     """extension.json with the new names, and as if removed classes had been background. `classes`: those of the step,
-    by channel. The command contains the old names, so it is left out."""
+    by channel; `background`: whether that is scored. The command contains the old names, so it is left out."""
     if not named:
         return extension
 
@@ -178,6 +183,7 @@ def _renamed(
     result = {**extension, **rows, **means, "forecast": forecast, "command": []}
     channels = [n for n, one in enumerate(classes) if one["name"] in remove]
     if channels:
-        result = with_background(result, channels, sum(one["step"] < extension["step"] for one in classes))
+        n_old = sum(one["step"] < extension["step"] for one in classes)
+        result = without_classes(result, channels, n_old, background)
     limits = Limits(*(extension["verdict"][key] for key in ("max_forgetting", "min_new_iou")))
     return {**result, "verdict": verdict(result, limits)}

@@ -86,16 +86,20 @@ def review(
     return result
 
 
-def with_background(result: dict[str, Any], removed: Sequence[int], n_old: int) -> dict[str, Any]:
-    """extension.json with what holds for background once these channels count as background. In files that do not have
-    the matrices of both models (`complete`), it becomes unknown."""
+def without_classes(
+    result: dict[str, Any], removed: Sequence[int], n_old: int, background: bool = True
+) -> dict[str, Any]:
+    """extension.json once these channels count as background (`background`: whether that is scored). What only the
+    models could tell becomes unknown, in files without their matrices (`complete`) background, too."""
     name = result["old"][0]["name"]
+    unknown = dict.fromkeys(("kept_elsewhere", "regressions", "false_alarms", "false_alarms_on_background"))
     if "complete" not in result:
         row = {"name": name, "before": None, "after": None, "lost": None}
-        return {**result, "old": [row, *result["old"][1:]], "false_alarms_on_background": None}
-    before, after = (as_background(np.array(matrix, np.int64), removed) for matrix in result["complete"])
+        return {**result, **unknown, "old": [row, *result["old"][1:]]}
+    before, after = (as_background(np.array(matrix, np.int64), removed, background) for matrix in result["complete"])
     return {
         **result,
+        **unknown,
         "old": [{"name": name, **_before_after(iou(before)[0], iou(after)[0])}, *result["old"][1:]],
         "false_alarms_on_background": _alarms_on_background(after, n_old),
         "complete": [before.tolist(), after.tolist()],
@@ -166,36 +170,38 @@ def _compare(job: Job, plan: Plan) -> list[ImageComparison]:
     sizes = plan.indexes["val"].size_by_id
     removed, merged = job.removed_channels(step), merged_channels(job, step)
     found: dict[str, ImageComparison] = {}
-    for batch in eval_batches(plan.source, step.test_ids, sizes, step.test_table, job.config):
+    multiple = models[0][0].multiple
+    for batch in eval_batches(plan.source, step.test_ids, sizes, step.test_table, job.config, multiple=multiple):
         batch = batch.to(job.fabric.device)
         both = zip(*(labels_and_logits(job.fabric, network, batch) for network, _ in models), strict=True)
-        for (first, labels, before), (_, _, after) in both:
-            predictions = [decide(z.float(), d) for z, (_, d) in zip((before, after), models, strict=True)]
-            for offset in range(len(labels)):
+        for parts in both:
+            predictions = [decide(part.logits.float(), d) for part, (_, d) in zip(parts, models, strict=True)]
+            first, labels, padding, _ = parts[0]
+            for offset, (truth, outside, before, after) in enumerate(zip(labels, padding, *predictions, strict=True)):
                 id = batch.ids[first + offset]
                 empty = np.zeros((k, k), np.int64), np.zeros((k, k), np.int64)
                 one = found.setdefault(id, ImageComparison(id, empty, 0, 0))
-                _add(one, labels[offset], predictions[0][offset], predictions[1][offset], len(step.old), merged)
+                _add(one, truth, outside, before, after, len(step.old), merged)
     n_old = len(step.old)
     for one in found.values():
         pixels = max(1, int(one.matrices[0].sum()))
         labelled = job.labelled_channels(step, one.id)
         before, after = one.matrices = (
-            as_background(with_known_background(one.matrices[0], labelled), removed),
-            as_background(with_known_background(one.matrices[1], labelled), removed),
+            as_background(with_known_background(one.matrices[0], labelled), removed, plan.source.score_background),
+            as_background(with_known_background(one.matrices[1], labelled), removed, plan.source.score_background),
         )
         one.regression = float((np.trace(before[:n_old]) - np.trace(after[:n_old])) / pixels)
         one.false_alarm = float(after[:n_old, n_old:].sum() / pixels)
     return list(found.values())
 
 
-def _add(one: ImageComparison, labels: Any, before: Any, after: Any, n_old: int, merged: Any) -> None:
+def _add(one: ImageComparison, labels: Any, padding: Any, before: Any, after: Any, n_old: int, merged: Any) -> None:
     known, k = labels != VOID, len(merged)
     truth = labels[known].long()
     for matrix, predictions in zip(one.matrices, (before, after), strict=True):
         pairs = torch.bincount(truth * k + predictions[known], minlength=k * k)
         matrix += pairs.view(k, k).cpu().numpy()
-    same, rest = agreement(labels, before, after, n_old, merged).tolist()
+    same, rest = agreement(labels, padding, before, after, n_old, merged).tolist()
     one.same += same
     one.rest += rest
 

@@ -58,8 +58,8 @@ class Extension:
     ignored: bool  # unlabelled pixels of the new images are not scored
     checks: tuple[Check, ...]
     similar: tuple[tuple[str, str, float], ...]  # new class, old class, share of the new class's pixels
-    regressions: tuple[Worst, ...]
-    false_alarms: tuple[Worst, ...]
+    regressions: tuple[Worst, ...] | None  # None: not known, because classes were removed afterwards
+    false_alarms: tuple[Worst, ...] | None
     rows: dict[str, Row] = field(default_factory=dict)
 
     @property
@@ -114,14 +114,16 @@ def _read(run: RunRecord, saved: Any) -> Extension:
     )
 
 
-def _worst(run: RunRecord, saved: Any) -> tuple[Worst, ...]:
+def _worst(run: RunRecord, saved: Any) -> tuple[Worst, ...] | None:
+    if saved is None:
+        return None
     tested = set(run.scenario["steps"][run.last]["test_ids"])
     return tuple(Worst(str(one["id"]), float(one["share"])) for one in saved if one["id"] in tested)
 
 
 def picture(extension: Extension, run: RunRecord, tests: TestData) -> None:
     """Add predictions of the models before and after for the worst images that exist."""
-    worst = dict.fromkeys(one.id for one in (*extension.regressions, *extension.false_alarms))
+    worst = dict.fromkeys(one.id for one in (*(extension.regressions or ()), *(extension.false_alarms or ())))
     images = load_images(run, tests.source, [id for id in worst if id in tests.ids])
     extension.rows.update({image.id: start_row(image, run.all_names, run.colours) for image in images})
     for output in apply_models(run, images, (extension.step - 1, extension.step)):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sdrseg.colours import NOT_SCORED, Colour
 from sdrseg.datasets import open_source
-from sdrseg.datasets.augment import EVALUATIONS, normalise, padding, show
+from sdrseg.datasets.augment import evaluation_view, normalise, padding, show
 from sdrseg.datasets.extended import Extended, require_own_data
 from sdrseg.datasets.index import ClassIndex, class_index
 from sdrseg.datasets.source import Source
@@ -164,7 +164,7 @@ def choose(run: RunRecord, data: TestData, count: int) -> Choice:
 
 def _view(run: RunRecord, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The part of a mask that is scored."""
-    view = EVALUATIONS[run.config.eval.transform]((mask.shape[0], mask.shape[1]))
+    view = evaluation_view(run.config.eval.transform, (mask.shape[0], mask.shape[1]))
     blank = torch.zeros(3, *mask.shape, dtype=torch.uint8)
     shown: NDArray[np.uint8] = show(view, blank, torch.from_numpy(np.array(mask)))[1].numpy()
     return shown
@@ -181,7 +181,8 @@ def load_images(run: RunRecord, source: Source, ids: Sequence[str]) -> list[Test
     images = []
     for id in ids:
         image, mask = (torch.from_numpy(np.array(array)) for array in source.pair(id))
-        view = EVALUATIONS[run.config.eval.transform]((mask.shape[0], mask.shape[1]))
+        size = (mask.shape[0], mask.shape[1])
+        view = evaluation_view(run.config.eval.transform, size, run.config.net.output_stride)
         pixels, labels = show(view, image.permute(2, 0, 1), mask)
         outside = padding(view)
         labels = torch.where(outside, VOID, table[labels.long()])
