@@ -14,6 +14,7 @@ from sdrseg.engine.bases import base_key, base_of
 from sdrseg.engine.job import Job, prepare_job
 from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS, method_layers, own_sections
+from sdrseg.methods.importance import AllImportances
 from sdrseg.scenario import parse_spec
 
 MAY_CHANGE = {
@@ -100,7 +101,10 @@ def test_plain_training_of_a_base_has_no_losses_of_the_method(job):
     method, base = base_of(METHODS["mib"], config)
     assert method is METHODS["ft"]
     assert base == plain.changed({"ce.reduction": "all", "proto.decay": 0.5})
-    assert base_of(METHODS["ewc"], config) == (METHODS["ewc"], config.changed({"kd.weight": 0.0}))  # needs a teacher
+    without_teacher = config.changed({"kd.weight": 0.0})
+    assert base_of(METHODS["lwf-mc"], config) == (METHODS["lwf-mc"], without_teacher)
+    for name in ("ewc", "pi", "rw"):
+        assert base_of(METHODS[name], config) == (AllImportances, without_teacher)
 
 
 @pytest.mark.parametrize("section_name", ["net", "run", "ce"])

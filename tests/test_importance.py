@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from runs import run
 from sdrseg.distributed import Processes
+from sdrseg.engine.bases import base_of
+from sdrseg.engine.checkpoint import load_tensors
 from sdrseg.losses import importance as ours
-from sdrseg.methods import METHODS, StepInfo
+from sdrseg.methods import METHODS, From, StepInfo
+from sdrseg.methods.importance import AllImportances
 from sdrseg.network import build_network
 
 from methods_bench import N_OLD, begin, make_config
@@ -123,12 +127,14 @@ def by_hand(name, way, gradients):
     return held
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("name", ["ewc", "pi", "rw"])
-def test_three_steps_of_importances(name):
+def test_three_steps_of_importances(name, shared):
+    """`shared`: step 0 is that of all three."""
     draw = np.random.default_rng(3)
     config = make_config(name, "default", "importance.weight=0")
     student = build_network(config.net, STEPS[0]).double()
-    method = METHODS[name](config, Processes(alone=True))
+    method = (AllImportances if shared else METHODS[name])(config, Processes(alone=True))
     way, gradients, held = [], [], []
     for step, rows in enumerate(STEPS):
         old = sum(STEPS[:step])
@@ -151,8 +157,41 @@ def test_three_steps_of_importances(name):
                 method.begin_step(StepInfo(0, 0, 1, "disjoint"), student, None)
                 method.load_state_dict(state)
         method.end_step(student)
+        if step == 0:
+            state = method.state_dict()
+            method = METHODS[name](config, Processes(alone=True))
+            method.load_state_dict(state)
+    assert set(method.memory) == set(METHODS[name].carried)
     for found, expected in zip(held, by_hand(name, way, gradients), strict=False):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_one_step_0_for_all_three_which_is_plain_training(tmp_path):
+    run(tmp_path / "ft", "ft")
+    plain = (tmp_path / "ft/steps/0/model.safetensors").read_bytes()
+    for name in ("ewc", "pi", "rw"):
+        run(tmp_path / name, name)
+        assert (tmp_path / name / "steps/0/model.safetensors").read_bytes() == plain
+        for step, expected in ((0, {"fisher", "saved", "omega"}), (1, set(METHODS[name].carried))):
+            kept = load_tensors(tmp_path / name / f"steps/{step}/memory.safetensors")
+            assert {key.split(".")[1] for key in kept if key.count(".") > 2} == expected
+    assert len(list((tmp_path / "bases").iterdir())) == 2  # plain training remembers nothing
+
+
+def test_a_custom_method_with_code_trains_its_own_step_0():
+    config = make_config("ewc")
+
+    class Doubled(METHODS["ewc"]):
+        name = "doubled"
+
+        def gather(self, name, gradient, now):
+            super().gather(name, 2 * gradient, now)
+
+    class Stronger(METHODS["ewc"]):
+        name = "stronger"
+        switches = {**METHODS["ewc"].switches, "importance.weight": From(7.0, "a test")}
+
+    assert [base_of(kind, config)[0] for kind in (Doubled, Stronger)] == [Doubled, AllImportances]
 
 
 def test_new_rows_keep_their_own_score():

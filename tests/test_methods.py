@@ -32,6 +32,7 @@ from sdrseg.methods import (
 )
 from sdrseg.methods.base import From
 from sdrseg.methods.latent import require_official
+from sdrseg.methods.show import show_method
 from sdrseg.methods.terms import Term
 from sdrseg.network import build_network
 from sdrseg.variants import SparsityVariant
@@ -438,6 +439,20 @@ def test_ewc_holds_important_parameters_back():
     assert all(0 <= float(i.min()) and float(i.max()) <= 1 for i in importance.values())
     assert anchors.keys() == importance.keys() == dict(held.student.named_parameters()).keys()
     assert len(anchors["classifier.weight"]) == N_OLD
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mib", "plain cross-entropy, shared with other methods"),
+        ("rw", "plain cross-entropy, with the statistics of ewc, pi and rw; shared with other methods"),
+        ("laps", "one sigmoid per class; shared with other methods"),
+        ("lwf-mc", "trained with this method"),
+    ],
+)
+def test_the_description_of_a_method_says_how_step_0_is_trained(name, said, capsys):
+    show_method(name, "default", None, json=False)
+    assert f"step 0: {said}\n" in capsys.readouterr().out
 
 
 def test_unknown_methods_presets_and_double_names_are_named():

@@ -46,7 +46,7 @@ def base_of(method: type[Method], config: Config) -> tuple[type[Method], Config]
     """The method and configuration that train step 0: the method's own if it needs one, else plain training."""
     if method.own_step0 or config.latent.step0:
         absent = set() if source_digest(method) else only_later(config)  # code of its own may use any setting
-        return method.trains_step0_like or method, config.without("later", "teacher", sections=absent)
+        return method.trainer_of_step0(), config.without("later", "teacher", sections=absent)
     return find_method("ft"), replace(config.without("later", "losses", "teacher"), own={})
 
 

@@ -92,7 +92,8 @@ class Method(PixelTerms):
     own_step0: ClassVar[bool] = False
     """Whether step 0 is trained with this method; all others share one model of step 0."""
     trains_step0_like: ClassVar[type[Method] | None] = None
-    """Another method with the same step 0, whose model is then shared; settings that differ in step 0 still count."""
+    """Another method with the same step 0, whose model is then shared; settings that differ in step 0 still count. A
+    subclass with code of its own trains step 0 itself, unless it declares this, too."""
     needs_stages: ClassVar[bool] = False
     """Whether `Output.stages` contains all stages of the encoder, for student and teacher, or only the last."""
 
@@ -106,6 +107,12 @@ class Method(PixelTerms):
     def values(cls, preset: str = "default", task: str | None = None) -> dict[str, From]:
         """All values this method sets, for a preset and a task."""
         return {**cls.switches, **cls.by_task.get(task or "", {}), **cls.by_preset.get(preset, {})}
+
+    @classmethod
+    def trainer_of_step0(cls) -> type[Method]:
+        """The method that trains step 0 where `own_step0` is set."""
+        declared_in = next(kind for kind in cls.__mro__ if "trains_step0_like" in vars(kind))
+        return cls if cls.trains_step0_like is None or adds_code(cls, declared_in) else cls.trains_step0_like
 
     @classmethod
     def own_sections(cls) -> dict[str, type]:

@@ -1,13 +1,14 @@
 """EWC, PI and RW: a penalty on changing parameters that are important for the old classes.
 
 Statistics are gathered from the gradients of the losses; the penalty's own gradient is added afterwards, so it never
-enters them. All processes see the same averaged gradients and so keep the same statistics.
+enters them. All processes see the same averaged gradients and so keep the same statistics. Step 0 has no penalty: the
+three methods share its model, which is trained once with the statistics of all three.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +59,8 @@ class ImportanceMethod(Method):
     """Cross-entropy and a penalty on changing important parameters. Subclasses define importance."""
 
     own_step0 = True  # the penalty needs statistics of step 0
+    carried: ClassVar[tuple[str, ...]] = ()
+    """The names of the statistics that the next step needs."""
 
     def __init__(self, config: Config, processes: Processes | None = None):
         super().__init__(config, processes)
@@ -76,8 +79,8 @@ class ImportanceMethod(Method):
         before = self._parameters(student)
         self.anchors = {n: p.clone() for n, p in before.items()} if step.number > 0 else {}
         super().begin_step(step, student, teacher)
-        if step.number == 0:
-            self.memory, self.rows = {}, []
+        self.memory = {kind: self.memory[kind] for kind in self.carried} if step.number > 0 else {}
+        self.rows = self.rows if step.number > 0 else []
         self.importances = {n: self.importance(n) for n in self.anchors}
         self.rows += [step.n_new] if step.n_new > 0 else []
         self.iteration = 0
@@ -104,6 +107,8 @@ class ImportanceMethod(Method):
     def end_step(self, student: Network) -> None:
         super().end_step(student)
         self.end_statistics(self._parameters(student))
+        self.memory = {kind: self.memory[kind] for kind in self.carried}
+        self.anchors, self.importances = {}, {}  # computed again from the model and the statistics
 
     def importance(self, name: str) -> Tensor:
         """The importance of a parameter of the old model, 0..1, in its shape."""
@@ -115,11 +120,9 @@ class ImportanceMethod(Method):
 
     def begin_statistics(self, parameters: Named) -> None:
         """Allocate statistics for the parameters of this step, including new rows."""
-        raise NotImplementedError
 
     def gather(self, name: str, gradient: Tensor, now: Tensor) -> None:
         """Update the statistics with the gradient of one parameter, once per iteration."""
-        raise NotImplementedError
 
     def end_statistics(self, parameters: Named) -> None:
         """Called at the end of the step."""
@@ -163,8 +166,10 @@ class EWC(ImportanceMethod):
     own_terms = (penalty_term("Σ_θ F̃_θ (θ − θ_old)²"),)
     replayable = Method.replayable
     switches = strength(mib=500)
+    carried: ClassVar[tuple[str, ...]] = ("fisher",)
 
     def begin_statistics(self, parameters: Named) -> None:
+        super().begin_statistics(parameters)
         fisher = self.memory.get("fisher", {})
         self.memory["fisher"] = {n: grown(fisher.get(n), p, 1.0) for n, p in parameters.items()}
 
@@ -172,6 +177,7 @@ class EWC(ImportanceMethod):
         return self.normalised("fisher", name)
 
     def gather(self, name: str, gradient: Tensor, now: Tensor) -> None:
+        super().gather(name, gradient, now)
         fisher = self.memory["fisher"]
         fisher[name] = fisher_update(fisher[name], gradient)
 
@@ -182,23 +188,27 @@ class PI(ImportanceMethod):
     own_terms = (penalty_term("Σ_θ Ω̃_θ (θ − θ_old)²"),)
     replayable = Method.replayable
     switches = strength(mib=500)
+    carried: ClassVar[tuple[str, ...]] = ("omega",)
 
     def begin_statistics(self, parameters: Named) -> None:
+        super().begin_statistics(parameters)
         omega = self.memory.get("omega", {})
         self.memory["omega"] = {n: grown(omega.get(n), p, 0.0) for n, p in parameters.items()}
         self.memory["path"] = {n: torch.zeros_like(p) for n, p in parameters.items()}
         self.memory["start"] = {n: p.clone() for n, p in parameters.items()}
-        self.memory["last"] = {n: p.clone() for n, p in parameters.items()}
+        self.memory["before"] = {n: p.clone() for n, p in parameters.items()}
 
     def importance(self, name: str) -> Tensor:
         return self.normalised("omega", name)
 
     def gather(self, name: str, gradient: Tensor, now: Tensor) -> None:
-        path, last = self.memory["path"], self.memory["last"]
-        path[name] = path_update(path[name], gradient, last[name], now)
-        last[name] = now.detach().clone()
+        super().gather(name, gradient, now)
+        path, before = self.memory["path"], self.memory["before"]
+        path[name] = path_update(path[name], gradient, before[name], now)
+        before[name] = now.detach().clone()
 
     def end_statistics(self, parameters: Named) -> None:
+        super().end_statistics(parameters)
         memory = self.memory
         for n, p in parameters.items():
             memory["omega"][n] = path_importance(memory["path"][n], memory["start"][n], p, memory["omega"][n])
@@ -210,6 +220,7 @@ class RW(EWC):
     own_terms = (penalty_term("Σ_θ (F̃_θ + s̃_θ)(θ − θ_old)²"),)
     replayable = Method.replayable
     switches = strength(mib=100)
+    carried: ClassVar[tuple[str, ...]] = ("fisher", "saved")
 
     def begin_statistics(self, parameters: Named) -> None:
         super().begin_statistics(parameters)
@@ -227,7 +238,20 @@ class RW(EWC):
         super().gather(name, gradient, now)  # after the score, which uses the previous F
 
     def end_statistics(self, parameters: Named) -> None:
+        super().end_statistics(parameters)
         before = self.memory.get("saved", {})
         self.memory["saved"] = {}
         for n in parameters:
             self.memory["saved"][n] = score_importance(self.memory["score"][n], before.get(n))
+
+
+class AllImportances(PI, RW):
+    """Step 0 of the three: plain training that gathers what each of them needs."""
+
+    name = "importance"
+    summary = "plain cross-entropy, with the statistics of ewc, pi and rw"
+    replayable = Method.replayable
+    carried: ClassVar[tuple[str, ...]] = (*PI.carried, *RW.carried)
+
+
+EWC.trains_step0_like = PI.trains_step0_like = RW.trains_step0_like = AllImportances

@@ -67,8 +67,7 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     out = console()
     out.print(f"{method.name}: {method.summary}", markup=False)
     out.print(f"objective of later steps: {built.objective()}", markup=False)
-    own = "trained with this method" if method.own_step0 else "plain cross-entropy, shared with other methods"
-    out.print(f"step 0: {own}", markup=False)
+    out.print(f"step 0: {_step0(method)}", markup=False)
     if task is not None and task not in method.by_task:
         out.print(f"{task}: no value depends on this task", markup=False)
     if size := built.memory_size(*MEMORY):
@@ -85,6 +84,14 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     if values:
         rows = [[key, _short(v.value), v.source, by] for by, key, v in values]
         print_table("Settings", ["setting", "value", "source", "set by"], rows)
+
+
+def _step0(method: type[Method]) -> str:
+    """How step 0 is trained."""
+    if not method.own_step0:
+        return "plain cross-entropy, shared with other methods"
+    trainer = method.trainer_of_step0()
+    return "trained with this method" if trainer is method else f"{trainer.summary}; shared with other methods"
 
 
 def _short(value: Any) -> Any:

@@ -23,7 +23,7 @@ class SigmoidRows(Method):
 
     name = section = "laps"
     settings = Laps
-    summary = "One sigmoid per class"
+    summary = "one sigmoid per class"
     own_step0 = True  # a softmax model gives meaningless sigmoids
     replayable = Method.replayable
     decision: Decision = "sigmoid"
