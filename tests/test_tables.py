@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import statistics
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from sdrseg.scenario import parse_spec
 from sdrseg.study.activations import with_activations
 from sdrseg.study.cell import KEYS, Cell, cell_of, read_cell, scores_of
 from sdrseg.study.compare import compare, differences, grouped
+from sdrseg.study.grid import make_experiment
 from sdrseg.study.paper import experiments_of, paper_table, paper_tables, study_of
 from sdrseg.study.render import to_csv, to_latex, to_markdown
 from sdrseg.study.statistics import T95, difference
@@ -114,6 +116,23 @@ def test_settings_of_a_file_make_another_schedule(tmp_path, sdrseg):
     assert code == 2 and "is not in a section" in err
 
 
+@pytest.mark.parametrize("preset", ["default", "paper", "official"])
+def test_rows_that_are_another_method_take_its_runs(preset):
+    """So that they are trained once, and the tables agree."""
+    same = {"ablation-1": "ft", "ablation-2": "lwf", "ablation-7": "sdr", "sparsity-class_max": "sdr"}
+    for table, column in (("ablation", "voc:15-1@disjoint"), ("sparsity", "voc:19-1@disjoint")):
+        grid = experiments_of(paper_table(table), [0], preset, {})
+        used = {some[0].method for (_, spec), some in grid.items() if spec == column}
+        assert not used & same.keys() and used & set(same.values())
+    for one, other in same.items():
+        made = [
+            make_experiment({"spec": spec, "method": name, "preset": preset}, (), "a test", Path()).config
+            for name in (one, other)
+            for spec in ("voc:15-1@disjoint", "voc:19-1@disjoint")
+        ]
+        assert made[:2] == made[2:]
+
+
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +149,7 @@ def ablation(values: dict[str, list[float]]):
 
 
 def test_a_table_has_mean_spread_difference_rank_and_what_is_missing():
-    table = ablation({"ablation-7": [50, 51, 52], "ablation-6": [40.0], "ablation-1": [3.9, 4.1]})
+    table = ablation({"sdr": [50, 51, 52], "ablation-6": [40.0], "ft": [3.9, 4.1]})
     lines = {line.name: line.values[2] for line in table.blocks[0].lines}
     best = lines["7: 5 and UNKD (SDR)"]
     assert (best.ours.mean, best.ours.std, best.ours.count, best.rank) == (51, 1, 3, 1)
