@@ -20,9 +20,10 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
     """A block per scenario with a line per setup; notes state the differences to the reference."""
     if not cells:
         raise UsageError("No results to compare. Name runs, results or folders of results.")
+    specs = dict.fromkeys(spec_of(cell) for cell in cells)
+    by_spec, legend = abbreviated({spec: grouped([c for c in cells if spec_of(c) == spec], cells) for spec in specs})
     blocks, notes = [], []
-    for spec in dict.fromkeys(spec_of(cell) for cell in cells):
-        groups = grouped([cell for cell in cells if spec_of(cell) == spec])
+    for spec, groups in by_spec.items():
         _require_comparable(groups)
         lines = []
         for label, some in groups.items():
@@ -39,19 +40,20 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
     images = " and ".join(sorted({cell["scored_on"] for cell in cells}))
     scored = f"mIoU in per cent on {images}, scored with {' and '.join(transforms)}"
     notes.append(f"{scored}; ± is the standard deviation over seeds.")
-    return Table("compare", "", tuple(blocks), tuple(notes))
+    return Table("compare", "", tuple(blocks), (*legend, *notes))
 
 
 def spec_of(cell: Cell) -> str:
     return str(parse_spec(f"{cell['dataset']}:{cell['scenario']}@{cell['protocol']}"))
 
 
-def grouped(cells: Sequence[Cell]) -> Group:
-    """Cells of one scenario by setup; a label is the method, with preset and settings where these differ."""
+def grouped(cells: Sequence[Cell], among: Sequence[Cell] = ()) -> Group:
+    """Cells of one scenario by setup; a label is the method, with preset and settings where these differ, `among` all
+    cells that are compared."""
     setups: dict[str, list[Cell]] = {}
     for cell in cells:
         setups.setdefault(cell["setup"], []).append(cell)
-    firsts = [some[0] for some in setups.values()]
+    firsts = among or cells
     common = {
         key: value
         for key, value in firsts[0]["settings"].items()
@@ -66,6 +68,27 @@ def grouped(cells: Sequence[Cell]) -> Group:
         label = " ".join(parts)
         groups[label if label not in groups else f"{label} {setup[:6]}"] = sorted(some, key=lambda cell: cell["seed"])
     return groups
+
+
+def abbreviated(by_spec: Mapping[str, Group]) -> tuple[dict[str, Group], tuple[str, ...]]:
+    """Groups by scenario, with [A] in place of a list of several settings that several methods or scenarios share, and
+    what each letter means."""
+    split = [label.partition(" ")[::2] for groups in by_spec.values() for label in groups]
+    counts = Counter(rest for _, rest in split if rest.count("=") > 1)
+    recurring = [rest for rest, count in counts.items() if count > 1]
+    names = {rest: f"[{_letters(number)}]" for number, rest in enumerate(recurring)}
+
+    def short(label: str) -> str:
+        method, _, rest = label.partition(" ")
+        return f"{method} {names[rest]}" if rest in names else label
+
+    legend = tuple(f"{name}: {rest}" for rest, name in names.items())
+    return {spec: {short(label): some for label, some in groups.items()} for spec, groups in by_spec.items()}, legend
+
+
+def _letters(number: int) -> str:
+    """0 is A, 25 is Z, 26 is AA."""
+    return (_letters(number // 26 - 1) if number > 25 else "") + chr(ord("A") + number % 26)
 
 
 def differences(
