@@ -18,7 +18,7 @@ from runs import SPEC, TINY, Quiet, content, run
 from sdrseg.config import load_config, parse_settings
 from sdrseg.datasets.order import TrainOrder
 from sdrseg.engine import evaluate
-from sdrseg.engine.bases import BaseStore, base_key, parse_size, write_base
+from sdrseg.engine.bases import BaseStore, base_key, export_base, parse_size, write_base
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.folder import RunFolder
@@ -30,6 +30,7 @@ from sdrseg.methods import METHODS
 from sdrseg.network import build_network
 from sdrseg.reporting import write_report
 from sdrseg.scenario import parse_spec
+from sdrseg.study.cell import cell_of
 from sdrseg.weights import read_tensors
 
 # --- what a run leaves -----------------------------------------------------------------------------------------------
@@ -535,6 +536,19 @@ def test_a_base_travels_in_shards_of_float16(finished, tmp_path):
         if tensor.dim() <= 1:
             assert torch.equal(again[name], tensor)  # batch norm stays as it was
     assert torch.equal(remembered["prototypes.image.seen"], memory["prototypes.image.seen"])
+    assert other.rounded(key) and not store.rounded(key)
+    write_base(tmp_path / "whole", {"key": key}, model, memory)
+    exact = BaseStore(tmp_path / "exact")
+    assert exact.import_from(tmp_path / "whole") == key and not exact.rounded(key)
+
+
+def test_a_result_says_if_its_base_was_rounded(finished, tmp_path):
+    export_base(finished, tmp_path / "travel", None)
+    BaseStore(tmp_path / "bases").import_from(tmp_path / "travel")
+    run(tmp_path / "run", "ft")
+    assert cell_of(tmp_path / "run")["base"] == "taken from the store, rounded to float16"
+    run(tmp_path / "other", "ft", bases=finished.parent / "bases")
+    assert cell_of(tmp_path / "other")["base"] == "taken from the store"
 
 
 @pytest.mark.parametrize(

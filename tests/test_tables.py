@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import t
 
 from sdrseg.errors import UsageError
 from sdrseg.scenario import parse_spec
@@ -24,7 +25,7 @@ from sdrseg.study.compare import _letters, compare, differences, grouped
 from sdrseg.study.grid import make_experiment
 from sdrseg.study.paper import experiments_of, paper_table, paper_tables, study_of
 from sdrseg.study.render import to_csv, to_latex, to_markdown
-from sdrseg.study.statistics import T95, difference
+from sdrseg.study.statistics import T95, difference, t95
 from sdrseg.study.tables import fill, paper_form
 
 
@@ -133,6 +134,39 @@ def test_rows_that_are_another_method_take_its_runs(preset):
         assert made[:2] == made[2:]
 
 
+def test_settings_that_define_a_row_are_kept(tmp_path, sdrseg):
+    """Runs with pre-trained weights are no results of a row with random weights."""
+    words = ["tables", "no-pretraining", "--set", "net.weights=imagenet", "--set", "train.epochs=8"]
+    cells = json.loads(sdrseg(*words, "--dry-run", "--json")[1])["cells"]
+    assert len(cells) == 5 and {c["settings"]["net.weights"] for c in cells} == {"none"}
+    assert sorted(c["settings"]["train.epochs"] for c in cells) == [8, 8, 8, 30, 120]
+    said = " ".join(sdrseg(*words, "--out", tmp_path)[1].split())
+    assert "offline, 120 epochs: net.weights=none defines these rows (net.weights=imagenet was given)." in said
+    assert "offline, 30 epochs: train.epochs=30 defines the row (train.epochs=8 was given)." in said
+    words = ["tables", "activation-histogram", "--set", "sp.weight=1e-4", "--dry-run", "--json"]
+    assert [c["settings"]["sp.weight"] for c in json.loads(sdrseg(*words)[1])["cells"]] == [0.0, 1e-5]
+    (plain, *_) = experiments_of(paper_table("activation-histogram"), [0], "default", {}).values()
+    point = {"spec": str(plain[0].spec), "method": "ft", "seed": 0}
+    assert plain[0].hash == make_experiment(point, (), "a test", Path()).hash
+
+
+@pytest.mark.parametrize("option", [("--only", "sdr"), ("--cells", "1-3"), ("--budget", "5")])
+def test_options_that_choose_runs_need_runs(option, sdrseg):
+    code, _, err = sdrseg("tables", "voc", *option)
+    assert code == 2 and f"{option[0]} chooses what runs: add --run or --dry-run." in " ".join(err.split())
+
+
+def test_estimates_say_for_which_machine_and_what_is_unknown(tmp_path, sdrseg):
+    lines = sdrseg("tables", "voc", "--dry-run")[1].splitlines()
+    assert lines[-1].startswith("85 experiments, about ") and lines[-1].endswith(" remaining on one NVIDIA H200")
+    (tmp_path / "own.toml").write_text('spec = "folder:2-1@disjoint"\nmethod = "ft"\n')
+    said = " ".join(sdrseg("run", tmp_path / "own.toml", "--dry-run")[1].split())
+    assert said.endswith("1 experiment, 1 of unknown length, because their data are not here (--data PATH)")
+    for words in (["voc", "--results", tmp_path / "typo"], ["voc", "--dry-run", "--data", tmp_path / "typo"]):
+        code, _, err = sdrseg("tables", *words)
+        assert code > 0 and "typo: no such folder" in err.replace("\n", "")
+
+
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +263,11 @@ def test_differences_are_paired_by_seed():
     assert difference("A", "B", "all", {1: 1.0}, {2: 1.0}) is None
 
 
+@pytest.mark.parametrize("freedom", [1, 4, 30, 31, 60, 1000])
+def test_every_t_quantile_is_right(freedom):
+    assert t95(freedom) == pytest.approx(t.ppf(0.975, freedom), abs=6e-4)
+
+
 def test_t_quantiles_are_students():
     from scipy.stats import t
 
@@ -321,12 +360,12 @@ def test_uncertain_activations_are_measured_once_and_kept(trained, tmp_path):
     one = cell_of(trained)
     experiment = SimpleNamespace(hash=one["config"], folder="run", spec=parse_spec("shapes:8-1@disjoint"))
     (measured,), notes = with_activations([one], [experiment], tmp_path, None)
-    assert measured == one and "cannot be read" in notes[0]  # there is no such run
-    assert "--data" not in notes[0]  # shapes are generated
+    assert measured == one and notes == (f"Not measured where the run with its models is not in {tmp_path / 'runs'}.",)
     photos = SimpleNamespace(hash=one["config"], folder="run", spec=parse_spec("voc:15-1@disjoint"))
+    (tmp_path / "runs/run").mkdir(parents=True)  # a run without its models
     assert "the data (--data PATH): " in with_activations([one], [photos], tmp_path, None)[1][0]
-    (tmp_path / "runs").mkdir()
-    shutil.copytree(trained, tmp_path / "runs/run")
+    assert "cannot be read" in with_activations([one], [experiment], tmp_path, None)[1][0]
+    shutil.copytree(trained, tmp_path / "runs/run", dirs_exist_ok=True)
     (measured,), notes = with_activations([one], [experiment], tmp_path, None)
     kept = json.loads((tmp_path / "activations/run.json").read_text())
     low, high = (sum(kept["histogram"][k] for k in range(*bins)) for bins in ((8, 21), (7, 22)))  # bins of 0.04

@@ -9,11 +9,11 @@ import pytest
 
 from runs import TINY, Quiet, run
 from sdrseg import Term, load, register_method, register_term, setting, train
-from sdrseg.config import parse_settings
+from sdrseg.config import load_config, parse_settings
 from sdrseg.engine.bases import base_of
 from sdrseg.engine.evaluate import score_again
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.methods import METHODS, Method, resolve_method
+from sdrseg.methods import METHODS, Method, own_sections, resolve_method
 from sdrseg.methods.terms import TERMS, only_later
 from sdrseg.reporting.curves import meaning
 from sdrseg.study.cell import cell_of
@@ -87,6 +87,21 @@ class Near(sdrseg.Method):
     def weights(self):
         return super().weights() | {"near": self.own.weight}
 """
+
+
+def test_a_subclass_adds_settings_to_those_of_its_base():
+    class Shifted(METHODS["laps"]):
+        name = "shifted"
+        settings = {"shift": setting(0.5, "added to the bias of new rows", 0)}
+
+    (kind,) = [kind for name, kind in Shifted.own_sections().items() if name == "laps"]
+    assert {"shift", "ridge", "memory"} <= set(kind.__dataclass_fields__) and kind().shift == 0.5
+    register_method(Shifted)  # the terms of its base find their settings
+    try:
+        config = load_config("voc", None, {"laps.shift": 2.0, "laps.ridge": 0.1}, (), own_sections("shifted"))
+        assert (config.own["laps"].shift, config.own["laps"].ridge) == (2.0, 0.1)
+    finally:
+        METHODS.pop("shifted")
 
 
 def test_a_file_that_registers_a_term_may_be_edited(tmp_path):

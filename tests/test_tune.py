@@ -143,6 +143,22 @@ def test_rate_and_weight_are_chosen_step_by_step(tmp_path, monkeypatch):
     assert result["finished"] and json.loads((tmp_path / "tune/tune.json").read_text()) == result
 
 
+def test_a_step_in_which_no_weight_is_small_enough_is_named(tmp_path, monkeypatch):
+    made_up(monkeypatch, [{0.002: 50.0}, {0.002: 500.0}])  # in step 2 the method reaches 60 at most
+    result = stability_decay(tuned(tmp_path), rates=[0.002])
+    assert (
+        "in step 2 the new classes were not learned 80% as well as by fine-tuning with any weight" in result["strategy"]
+    )
+    weights = [trial["values"]["kd.weight"] for trial in result["trials"] if trial["stage"] == "step 2: stability"]
+    assert len(weights) == 10 and result["chosen"]["step.2.kd.weight"] == min(weights)
+
+
+def test_what_trains_nothing_in_later_steps_has_no_weights_to_choose(tmp_path):
+    with pytest.raises(UsageError, match=r"laps trains nothing in later steps.*--range laps\.SETTING=LOW:HIGH"):
+        stability_decay(tuned(tmp_path, "laps"), rates=[0.002])
+    assert not (tmp_path / "tune").exists()
+
+
 def test_a_budget_ends_the_default_strategy_and_more_resumes_it(tmp_path, monkeypatch):
     made_up(monkeypatch, REFERENCE)
     whole = stability_decay(tuned(tmp_path), rates=list(REFERENCE[0]))
@@ -185,7 +201,7 @@ def test_the_default_strategy_on_data(tmp_path, monkeypatch):
     """A rate that diverges is not chosen; every step continues from the chosen model; a resumed search is the same."""
     seal(monkeypatch)
     monkeypatch.setattr("sdrseg.study.decay.HALVINGS", 1)
-    result = stability_decay(tuned(tmp_path, "laps", spec="shapes:8-1@disjoint"), rates=[0.02, 1e30])
+    result = stability_decay(tuned(tmp_path, "mib", spec="shapes:8-1@disjoint"), rates=[0.02, 1e30])
     assert result["finished"] and [t["score"] for t in result["trials"] if t["values"] == {"optim.lr": 1e30}] == [0, 0]
     assert result["chosen"]["step.1.optim.lr"] == result["chosen"]["step.2.optim.lr"] == 0.02
     trials = tmp_path / "tune/trials"
@@ -194,7 +210,7 @@ def test_the_default_strategy_on_data(tmp_path, monkeypatch):
     assert (last / "steps/1" / model).read_bytes() == (trials / "step1-weight-8/steps/1" / model).read_bytes()
     assert not list(trials.glob(f"step*-lr-*/steps/*/{model}")) and (trials / "step0/steps/0" / model).exists()
     monkeypatch.setattr(Decay, "up_to", lambda self, step, *_: 0.0 if step == 0 else pytest.fail("trained again"))
-    again = stability_decay(tuned(tmp_path, "laps", spec="shapes:8-1@disjoint"), rates=[0.02, 1e30])
+    again = stability_decay(tuned(tmp_path, "mib", spec="shapes:8-1@disjoint"), rates=[0.02, 1e30])
     assert again == result
     values = json.loads((last / "config.json").read_text())["config"]["step"]
     assert {f"step.{key}": value for key, value in values.items()} == result["chosen"]

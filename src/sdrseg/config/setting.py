@@ -91,8 +91,9 @@ def may_differ_by_step(declared: Field[Any]) -> bool:
     return not declared.name.endswith("_later") and bool(chosen)
 
 
-def section(name: str, settings: Mapping[str, Any]) -> type:
-    """Make the section of a custom method from its settings by name; the type of a value is that of its default."""
+def section(name: str, settings: Mapping[str, Any], more_than: type | None = None) -> type:
+    """Make the section of a custom method from its settings by name; the type of a value is that of its default.
+    `more_than`: the section of the method that it extends, whose settings it has, too."""
     fields = []
     for key, declared in settings.items():
         if not (isinstance(declared, Field) and "help" in declared.metadata):
@@ -102,4 +103,4 @@ def section(name: str, settings: Mapping[str, Any]) -> type:
         if not key.isidentifier() or key.removesuffix("_later") not in settings:
             raise UsageError(f"{name}.{key}: not a name for a setting (NAME_later needs a setting NAME).")
         fields.append((key, type(declared.default), declared))
-    return make_dataclass(name, fields, frozen=True)
+    return make_dataclass(name, fields, bases=() if more_than is None else (more_than,), frozen=True)

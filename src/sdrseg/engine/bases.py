@@ -110,10 +110,18 @@ class BaseStore:
 
     def images(self, key: str) -> str | None:
         """The `files_digest` of the images with which a stored base was trained, if it is known."""
-        with suppress(OSError, ValueError, AttributeError):
-            found = json.loads((self.folder / key / "meta.json").read_text()).get("images")
-            return found if isinstance(found, str) else None
-        return None
+        found = self._facts(key).get("images")
+        return found if isinstance(found, str) else None
+
+    def rounded(self, key: str) -> bool:
+        """Whether a stored base was imported from float16 weights."""
+        return self._facts(key).get("rounded") is True
+
+    def _facts(self, key: str) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            facts = json.loads((self.folder / key / "meta.json").read_text())
+            return facts if isinstance(facts, dict) else {}
+        return {}
 
     def save(self, key: str, model: Mapping[str, Tensor], memory: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         write_base(self.folder / key, {**facts, "key": key}, model, memory)
@@ -123,7 +131,8 @@ class BaseStore:
         meta, parts = _read_base(folder, "Give a complete folder written by `sdrseg base export`.")
         key = plain_name(meta.get("key"), folder / "meta.json")
         if not self.has(key):
-            facts = {name: value for name, value in meta.items() if name != "files"}
+            facts = {name: value for name, value in meta.items() if name not in ("files", "half")}
+            facts["rounded"] = bool(meta.get("half") or meta.get("rounded"))
             write_base(self.folder / key, facts, parts["model"], parts["memory"])
         return key
 

@@ -67,7 +67,9 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
         method_type, config, key = job.base
     config = config.changed({"optim.lr": config.optim.lr * rate})
     if key is not None and ready is None:
-        job.display.say(f"step 0: taken from the store of bases ({key})")
+        rounded = job.bases.rounded(key)
+        how = ", rounded to float16 when it was exported" if rounded else ""
+        job.display.say(f"step 0: taken from the store of bases ({key}{how})")
         if job.bases.images(key) not in (None, files_digest(job.source, step.train_ids)):
             job.display.say(
                 "warning: files of images have other sizes than those with which this base was trained. If the images "
@@ -78,7 +80,7 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
         memory |= surveyed(job, step, config, model)
         if job.processes.rank == 0:
             decision = method_type(config).decision
-            _save(job, step, model, memory, _meta(job, step, config, decision, {"base": key}))
+            _save(job, step, model, memory, _meta(job, step, config, decision, {"base": key, "base_rounded": rounded}))
         return
     assembled = method, student, _ = ready or assemble(job, step, method_type, config)
     training = StepTraining(job, step, config, assembled)

@@ -214,7 +214,7 @@ class Watch:
         raise NotFiniteError(
             f"step {self.step}, iteration {first}: {what} not finite; {grown} grew first. "
             f"Images: {', '.join(self._ids.get(first, ()))}. The last saved state is intact. Lower {remedy} and start "
-            f"in a new folder, or run the same command again with --set run.on_divergence=lower."
+            f"in a new folder, or run the same again with run.on_divergence=lower (--set, or [run] in a study's file)."
         )
 
     def _grown_first(self) -> str:

@@ -84,7 +84,7 @@ class Method(PixelTerms):
     """Values that override `switches` for a preset, and for a task such as "15-1"."""
     settings: ClassVar[Mapping[str, Any] | type] = {}
     """Custom settings: {"weight": setting(10.0, "λ")} is `--set NAME.weight=3` and `self.own.weight`. Or a frozen
-    dataclass of settings."""
+    dataclass of settings; a subclass adds to them, in their section: `--set laps.weight=3` for one of LAPS."""
     section: ClassVar[str] = ""
     """The section of these settings, for methods that share one; by default the method's name."""
     own_terms: ClassVar[tuple[Term, ...]] = ()
@@ -120,7 +120,9 @@ class Method(PixelTerms):
         name, of_terms = cls.section or cls.name, sections_of(cls.own_terms)
         if isinstance(cls.settings, type):
             return of_terms | {name: cls.settings}
-        return of_terms | ({name: section(name, cls.settings)} if cls.settings else {})
+        declared = [vars(kind).get("settings") for kind in cls.__mro__]
+        inherited = next((settings for settings in declared if isinstance(settings, type)), None)
+        return of_terms | ({name: section(name, cls.settings, inherited)} if cls.settings else {})
 
     @property
     def own(self) -> Any:

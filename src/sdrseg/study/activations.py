@@ -45,8 +45,12 @@ def with_activations(
         if experiment.hash not in finished:
             continue
         if not file.exists():
+            run = out / "runs" / experiment.folder
+            if not run.exists():
+                reasons[f"Not measured where the run with its models is not in {out / 'runs'}."] = None
+                continue
             try:
-                write_json(file, measure_run(out / "runs" / experiment.folder, data))
+                write_json(file, measure_run(run, data))
             except SdrsegError as error:
                 option = " (--data PATH)" if find_source(experiment.spec.source).needs_folder else ""
                 reasons[f"Not measured, since it needs the models and the data{option}: {error}"] = None

@@ -202,8 +202,11 @@ def _origin(folder: RunFolder, saved: Mapping[str, Any], config: Config) -> dict
         before[step] = iteration
         images += count
         seconds += count / max(entry["images_per_second"], 1e-9)
+    base = "trained" if any(entry["step"] == 0 for entry in trained) else "taken from the store"
+    if folder.has_model(0) and folder.read_json("steps/0/meta.json").get("base_rounded"):
+        base += ", rounded to float16"
     return {
-        "base": "trained" if any(entry["step"] == 0 for entry in trained) else "taken from the store",
+        "base": base,
         "seconds": round(seconds_in(log), 1) if log else None,
         "images_per_second": round(images / seconds, 2) if seconds else None,
         "device": start.get("device"),

@@ -15,7 +15,7 @@ from sdrseg.study.cluster import Machines, gather, make_workers, submit
 from sdrseg.study.compare import compare, spec_of
 from sdrseg.study.estimate import by_base, plan
 from sdrseg.study.grid import Experiment, Study, read_study
-from sdrseg.study.paper import experiments_of, paper_table, study_of
+from sdrseg.study.paper import experiments_of, kept_settings, paper_table, study_of
 from sdrseg.study.queue import finished_cells, require_data, run_queue
 from sdrseg.study.render import to_csv, to_dict, to_latex, to_markdown, to_terminal
 from sdrseg.study.tables import Table, fill
@@ -47,6 +47,8 @@ def run_study(study: Study, options: Options, read: Callable[..., Study], argume
     data, bases = options.data or study.data, options.bases or study.bases
     chosen = study.chosen(options.cells, options.only)
     if options.dry_run:
+        if data is not None:
+            require_data(chosen, data, finished_cells(out, options.results))
         rows = plan(chosen, data, finished_cells(out, options.results), bases)
         show_plan(study, rows, options.json)
         return True
@@ -97,9 +99,10 @@ def show_plan(study: Study, rows: Sequence[dict[str, Any]], json: bool) -> None:
     """Show the experiments that would run, with their numbers in the study."""
     numbers = {experiment.folder: number for number, experiment in enumerate(study.experiments, 1)}
     rows = [{"number": numbers[row["name"]], **row} for row in rows]
-    seconds = sum(row["seconds"] or 0 for row in rows if not row["done"])
+    left = [row for row in rows if not row["done"]]
+    seconds, unknown = sum(row["seconds"] or 0 for row in left), sum(row["seconds"] is None for row in left)
     if json:
-        print_json({"study": study.name, "seconds": round(seconds, 1), "cells": rows})
+        print_json({"study": study.name, "seconds": round(seconds, 1), "unknown": unknown, "cells": rows})
         return
     body = [
         [row["number"], row["label"], *("–" if row[k] is None else row[k] for k in ("images", "iterations"))]
@@ -107,7 +110,10 @@ def show_plan(study: Study, rows: Sequence[dict[str, Any]], json: bool) -> None:
         for row in rows
     ]
     print_table(study.name, ["number", "experiment", "training images", "iterations", "estimated time"], body)
-    console().print(f"{quantity(len(rows), 'experiment')}, about {clock(seconds)} remaining", soft_wrap=True)
+    machines = ", ".join(dict.fromkeys(row["machine"] for row in left if row["machine"]))
+    parts = [f"about {clock(seconds)} remaining on {machines}"] if machines else []
+    parts += [f"{unknown} of unknown length, because their data are not here (--data PATH)"] if unknown else []
+    console().print(", ".join([quantity(len(rows), "experiment"), *(parts or ["none left"])]), soft_wrap=True)
 
 
 def run_file(file: Path, options: Options) -> bool:
@@ -162,6 +168,9 @@ def paper_results(
     """`sdrseg tables`: show a table of the paper with our numbers; with `run`, first run missing experiments."""
     if options.json and (to is not None or format != "terminal"):
         raise UsageError("--json prints the numbers; leave out --format and --to.")
+    unused = {"--cells": options.cells, "--only": options.only, "--budget": options.minutes}
+    if not run and not options.dry_run and (given := [name for name, value in unused.items() if value]):
+        raise UsageError(f"{given[0]} chooses what runs: add --run or --dry-run.")
     arguments: dict[str, Any] = {"name": name, "seeds": seeds, "preset": preset, "settings": settings}
     succeeded = True
     if run or options.dry_run:
@@ -172,7 +181,7 @@ def paper_results(
         cells = finished_cells(options.out or Path(name), options.results)
         grid = experiments_of(table, seeds, preset, settings)
         some = [experiment for row in grid.values() for experiment in row]
-        notes = _not_shown(cells, some)
+        notes = (*kept_settings(table, settings), *_not_shown(cells, some))
         if "uncertain" in table.values:
             from sdrseg.study.activations import with_activations
 

@@ -94,8 +94,8 @@ def _letters(number: int) -> str:
 def differences(
     groups: Group, value: str, transform: str | None = None, reference: str | None = None
 ) -> list[Difference]:
-    """The differences of every setup to the reference, by default the first."""
-    base = next(iter(groups)) if reference is None else _named(reference, groups)
+    """The differences of every setup to the reference, by default the first of those with most seeds."""
+    base = max(groups, key=lambda label: len(groups[label])) if reference is None else _named(reference, groups)
     by_seed = {
         label: {c["seed"]: v for c in some if (v := _values(c, transform)[value]) is not None}
         for label, some in groups.items()

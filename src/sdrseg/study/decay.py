@@ -19,6 +19,7 @@ from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.watch import NotFiniteError
 from sdrseg.errors import UsageError, quantity
 from sdrseg.files import write_json
+from sdrseg.methods import find_method
 from sdrseg.metrics import StepScore
 from sdrseg.study.queue import drop_models
 from sdrseg.study.ranges import around, stability_of
@@ -42,6 +43,7 @@ class Decay:
 
     def __post_init__(self) -> None:
         self.chosen: dict[str, Any] = {}
+        self.unmet: list[str] = []  # steps in which no weight let the method learn as well as demanded
         self.before = Path()  # the run from which the next step continues
 
     def up_to(self, step: int, folder: str, method: str, values: Mapping[str, Any]) -> float:
@@ -105,6 +107,8 @@ class Decay:
             if score >= (1 - WITHIN) * scores[rate] or not weights:
                 break
             factor /= 2
+        else:
+            self.unmet.append(str(step))
         self.chosen |= _of_step(step, {"optim.lr": rate, **scaled})
         self.before = self.search.out / "trials" / name
         for folder in (self.search.out / "trials").glob(f"step{step}-*"):
@@ -124,8 +128,13 @@ def stability_decay(
     if search.oracle:
         raise UsageError("--oracle belongs to a search over ranges: add --search or --range.")
     search.require_new_classes()
-    search.claim("stability decay")
     usual = search.config()
+    if not find_method(search.method)(usual.of_step(1)).iterates(1):
+        raise UsageError(
+            f"{search.method} trains nothing in later steps, so learning rates and weights do not matter there. Search "
+            f"settings of its own, such as --range {search.method}.SETTING=LOW:HIGH."
+        )
+    search.claim("stability decay")
     decay = Decay(search, trials, None if minutes is None else time.monotonic() + 60 * minutes)
     strategy, unlearned = STRATEGY, []
     try:
@@ -146,5 +155,10 @@ def stability_decay(
         where = f"step {', '.join(unlearned)}"
         strategy += (
             f"; in {where} fine-tuning learned no new class with any rate, so this choice is arbitrary: train longer"
+        )
+    if decay.unmet:
+        strategy += (
+            f"; in step {', '.join(decay.unmet)} the new classes were not learned {1 - WITHIN:.0%} as well as by "
+            f"fine-tuning with any weight, so the smallest was taken"
         )
     return search.write(decay.chosen, strategy)

@@ -139,20 +139,24 @@ def by_base(experiments: Sequence[Experiment]) -> list[Experiment]:
     return [experiment for group in groups.values() for experiment in group]
 
 
-def seconds_of(experiment: Experiment, work: Work, finished: Sequence[Cell] = ()) -> float:
-    """The estimated time: at the speed of finished cells with this network, otherwise at the reference speed."""
+def seconds_of(experiment: Experiment, work: Work, finished: Sequence[Cell] = ()) -> tuple[float, str]:
+    """The estimated time, and for which machine: at the speed of finished cells with this network, otherwise at the
+    reference speed."""
     net, crop = experiment.config.net, experiment.config.data.crop
-    speeds = [
-        cell["images_per_second"]
+    like = [
+        cell
         for cell in finished
         if (cell["encoder"], cell["decoder"], cell["crop"]) == (net.encoder, net.decoder, crop)
         and cell["images_per_second"]
     ]
-    side = 64 if net.encoder == "toy16" else 512
-    pace = (
-        statistics.median(speeds) if speeds else REFERENCE.get(net.encoder, REFERENCE["resnet101"]) * (side / crop) ** 2
-    )
-    return sum(work.images) / pace + sum(work.scored) / SCORED
+    if like:
+        pace = statistics.median(cell["images_per_second"] for cell in like)
+        machine = " or ".join(sorted({str(cell["device"]) for cell in like}))
+    else:
+        small = net.encoder == "toy16"
+        pace = REFERENCE.get(net.encoder, REFERENCE["resnet101"]) * ((64 if small else 512) / crop) ** 2
+        machine = "two CPU cores" if small else "one NVIDIA H200"
+    return sum(work.images) / pace + sum(work.scored) / SCORED, machine
 
 
 def plan(
@@ -176,7 +180,8 @@ def plan(
         row |= {"spec": str(experiment.spec), "method": experiment.method, "preset": experiment.preset}
         row |= {"seed": experiment.config.train.seed, "settings": dict(experiment.settings)}
         row |= work.to_dict() if work else dict.fromkeys(("steps", "images", "iterations", "scored"))
-        row["seconds"] = round(seconds_of(experiment, work, finished), 1) if work else None
+        seconds, row["machine"] = seconds_of(experiment, work, finished) if work else (None, None)
+        row["seconds"] = None if seconds is None else round(seconds, 1)
         row["done"] = experiment.hash in done
         rows.append(row)
     return rows

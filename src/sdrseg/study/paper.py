@@ -75,17 +75,32 @@ Grid = dict[tuple[str, str], list[Experiment]]  # by row and column, one experim
 
 
 def experiments_of(table: PaperTable, seeds: Sequence[int], preset: str, settings: Mapping[str, Any]) -> Grid:
-    """The experiments of a table; `settings` override those of the data set and the methods."""
+    """The experiments of a table; `settings` override those of the data set and the methods, but not those that define
+    a row, such as random weights."""
     grid: Grid = {}
     for row in table.rows:
         for column in table.columns:
             if row.is_run(column):
-                point = {"spec": row.spec or column, "method": row.method, "preset": preset, **row.settings, **settings}
+                point = {"spec": row.spec or column, "method": row.method, "preset": preset, **settings, **row.settings}
                 grid[row.name, column] = [
                     make_experiment({**point, "seed": seed}, tuple(row.settings), f"table {table.name}", Path())
                     for seed in seeds
                 ]
     return grid
+
+
+def kept_settings(table: PaperTable, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Notes on given settings that some rows do not take, because another value defines them."""
+    notes = []
+    for key, value in settings.items():
+        rows: dict[str, list[str]] = {}
+        for row in table.rows:
+            if row.method in METHODS and row.settings.get(key, value) != value:
+                rows.setdefault(f"{key}={row.settings[key]}", []).append(row.name)
+        for own, names in rows.items():
+            which = "these rows" if len(names) > 1 else "the row"
+            notes.append(f"{', '.join(names)}: {own} defines {which} ({key}={value} was given).")
+    return tuple(notes)
 
 
 def study_of(table: PaperTable, grid: Grid) -> Study:

@@ -19,7 +19,7 @@ from sdrseg.distributed import Processes
 from sdrseg.engine.folder import RunInUseError
 from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.run import train
-from sdrseg.errors import SdrsegError
+from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import atomic_writer
 from sdrseg.study.cell import Cell, read_cells, write_cell
 from sdrseg.study.estimate import plan
@@ -71,8 +71,10 @@ class QueueDisplay(TrainingDisplay):
 
 
 def finished_cells(out: Path, more: Sequence[Path] = ()) -> list[Cell]:
-    """The results in the folder of a study and in other folders."""
-    return read_cells([folder for folder in (out / "results", *more) if folder.exists()])
+    """The results in the folder of a study, if it has any, and in other folders."""
+    if missing := [folder for folder in more if not folder.exists()]:
+        raise UsageError(f"--results {missing[0]}: no such folder.")
+    return read_cells([*([out / "results"] if (out / "results").exists() else []), *more])
 
 
 def require_data(experiments: Sequence[Experiment], data: Path | None, finished: Sequence[Cell]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 T95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
 T95 += [2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042]
 """Student's t, two-sided 95 %, for 1 to 30 degrees of freedom."""
+NORMAL95 = 1.959964
 FEWEST = 3
 """With fewer seeds no difference is claimed: the interval of two seeds is far too wide."""
 
@@ -52,7 +53,7 @@ class Difference:
 
     def sentence(self) -> str:
         """What the seeds show, in a sentence."""
-        what = f"{self.a} − {self.b}: {self.mean:+.1f} points of {self.value}"
+        what = f"{self.a} − {self.b}: {round(self.mean, 1) + 0.0:+.1f} points of {self.value}"  # + 0.0: never -0.0
         count = len(self.seeds)
         if count == 1:
             return f"{what} with one seed; other seeds may differ."
@@ -65,6 +66,14 @@ class Difference:
         return f"{what} ({interval}): no difference shown."
 
 
+def t95(freedom: int) -> float:
+    """Student's t, two-sided 95 %; beyond the table the first terms of its expansion around the normal quantile."""
+    if freedom <= len(T95):
+        return T95[freedom - 1]
+    z = NORMAL95
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
 def difference(a: str, b: str, value: str, of_a: Mapping[int, float], of_b: Mapping[int, float]) -> Difference | None:
     """The difference over the seeds that both have; None if they share none."""
     seeds = tuple(sorted(of_a.keys() & of_b.keys()))
@@ -74,5 +83,5 @@ def difference(a: str, b: str, value: str, of_a: Mapping[int, float], of_b: Mapp
     error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else None
     half = None
     if error is not None and len(each) >= FEWEST:
-        half = error * (T95[len(each) - 2] if len(each) - 2 < len(T95) else 1.96)
+        half = error * t95(len(each) - 1)
     return Difference(a, b, value, statistics.fmean(each), error, half, seeds)
