@@ -72,7 +72,7 @@ def test_every_table_has_experiments_that_can_be_run():
     counts = {}
     for name, table in paper_tables().items():
         grid = experiments_of(table, [0], "default", {})
-        counts[name] = len(study_of(table, grid).experiments)
+        counts[name] = len(study_of([grid], name).experiments)
     assert counts["voc"] >= 73 and counts["ade20k"] == 25 and counts["sparsity"] == 20
     assert (counts["standard"], counts["random-split"], counts["no-pretraining"]) == (8, 4, 5)
     assert min(counts.values()) >= 2
@@ -95,7 +95,7 @@ def test_every_missing_run_is_named(name, tmp_path, monkeypatch, sdrseg):
     """Also where only settings of a row distinguish runs. What --json prints is one document."""
     monkeypatch.chdir(tmp_path)
     table = paper_table(name)
-    experiments = study_of(table, experiments_of(table, [1, 2], "default", {})).experiments
+    experiments = study_of([experiments_of(table, [1, 2], "default", {})], name).experiments
     code, out, _ = sdrseg("tables", name, "--seeds", "1,2", "--json")
     printed = json.loads(out)
     assert code == 0 and printed["missing"] == [e.label for e in experiments]
@@ -104,6 +104,25 @@ def test_every_missing_run_is_named(name, tmp_path, monkeypatch, sdrseg):
     assert by_paper == [
         value for c in table.columns for row in table.rows for value in table.printed(row, c).values()
     ]  # fmt: skip
+
+
+def test_several_tables_are_one_queue(tmp_path, monkeypatch, sdrseg):
+    """What they share is run once; without running, each is printed."""
+    monkeypatch.chdir(tmp_path)
+    names = ["ablation", "sparsity", "matching-distance", "ablation"]
+    cells = {name: json.loads(sdrseg("tables", name, "--dry-run", "--json")[1])["cells"] for name in names}
+    code, out, _ = sdrseg("tables", *names, "--dry-run", "--json")
+    both = json.loads(out)
+    assert code == 0 and both["study"] == "tables" and len({c["name"] for c in both["cells"]}) == len(both["cells"])
+    assert {c["name"] for c in both["cells"]} == {c["name"] for some in cells.values() for c in some}
+    assert len(both["cells"]) < sum(map(len, cells.values()))
+    alone = {name: json.loads(sdrseg("tables", name, "--json")[1]) for name in names}
+    assert json.loads(sdrseg("tables", *names, "--json")[1]) == alone
+    printed = sdrseg("tables", *names, "--format", "markdown")[1]
+    assert printed == "".join(sdrseg("tables", name, "--format", "markdown")[1] for name in alone)
+    code, _, err = sdrseg("tables", *names, "--format", "latex", "--to", "table.tex")
+    assert code == 2 and "--to table.tex: takes one table, not 3 tables" in " ".join(err.split())
+    assert not (tmp_path / "table.tex").exists()
 
 
 def test_settings_of_a_file_make_another_schedule(tmp_path, sdrseg):

@@ -120,7 +120,9 @@ def compare(
 
 
 def tables(
-    name: Annotated[str, typer.Argument(help="voc, ade20k, ablation, sparsity, standard, random-split, …")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME", help="voc, ade20k, ablation, sparsity, standard, random-split, …")
+    ],
     execute: Annotated[bool, typer.Option("--run", help="First run the missing experiments.")] = False,
     out: Out = None,
     path: DataPath = None,
@@ -144,7 +146,7 @@ def tables(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> None:
-    """Show a table of the paper with our numbers next to it; with --run, train what is missing."""
+    """Show tables of the paper with our numbers next to them; with --run, train what is missing."""
     from sdrseg.config import read_settings
     from sdrseg.study.commands import Options, paper_results
     from sdrseg.study.grid import parse_numbers
@@ -152,7 +154,7 @@ def tables(
     machines = _machines(on, array, gpus, budget, slurm)
     how = (budget, keep_models, dry_run, json, machines)
     succeeded = paper_results(
-        name,
+        names,
         Options(out, path, bases, cells, only or [], results or [], *how),
         seeds=parse_numbers(seeds, "--seeds"),
         preset=preset,

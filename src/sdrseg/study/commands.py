@@ -15,7 +15,7 @@ from sdrseg.study.cluster import Machines, gather, make_workers, submit
 from sdrseg.study.compare import compare, spec_of
 from sdrseg.study.estimate import by_base, plan
 from sdrseg.study.grid import Experiment, Study, read_study
-from sdrseg.study.paper import experiments_of, kept_settings, paper_table, study_of
+from sdrseg.study.paper import Grid, PaperTable, experiments_of, kept_settings, paper_table, study_of
 from sdrseg.study.queue import finished_cells, require_data, run_queue
 from sdrseg.study.render import to_csv, to_dict, to_latex, to_markdown, to_terminal
 from sdrseg.study.tables import Table, fill
@@ -121,9 +121,14 @@ def run_file(file: Path, options: Options) -> bool:
     return run_study(read_study(file), options, read_study, {"file": file.resolve()})
 
 
-def read_table(name: str, seeds: Sequence[int], preset: str, settings: Mapping[str, Any]) -> Study:
-    """The experiments of a table of the paper."""
-    return study_of(paper_table(name), experiments_of(paper_table(name), seeds, preset, settings))
+def read_tables(names: Sequence[str], seeds: Sequence[int], preset: str, settings: Mapping[str, Any]) -> Study:
+    """The experiments of tables of the paper."""
+    return study_of([experiments_of(paper_table(name), seeds, preset, settings) for name in names], _study_name(names))
+
+
+def _study_name(names: Sequence[str]) -> str:
+    """The name of a study of tables, and of its folder."""
+    return names[0] if len(names) == 1 else "tables"
 
 
 def show_table(table: Table, format: str, out: Path | None) -> None:
@@ -154,7 +159,7 @@ def compare_results(
 
 
 def paper_results(
-    name: str,
+    names: Sequence[str],
     options: Options,
     *,
     seeds: Sequence[int],
@@ -165,35 +170,50 @@ def paper_results(
     to: Path | None,
     run: bool,
 ) -> bool:
-    """`sdrseg tables`: show a table of the paper with our numbers; with `run`, first run missing experiments."""
+    """`sdrseg tables`: show tables of the paper with our numbers; with `run`, first run missing experiments."""
+    names = list(dict.fromkeys(names))
     if options.json and (to is not None or format != "terminal"):
         raise UsageError("--json prints the numbers; leave out --format and --to.")
+    if to is not None and len(names) > 1:
+        raise UsageError(f"--to {to}: takes one table, not {quantity(len(names), 'table')}.")
     unused = {"--cells": options.cells, "--only": options.only, "--budget": options.minutes}
     if not run and not options.dry_run and (given := [name for name, value in unused.items() if value]):
         raise UsageError(f"{given[0]} chooses what runs: add --run or --dry-run.")
-    arguments: dict[str, Any] = {"name": name, "seeds": seeds, "preset": preset, "settings": settings}
+    arguments: dict[str, Any] = {"names": names, "seeds": seeds, "preset": preset, "settings": settings}
+    study = read_tables(**arguments)
     succeeded = True
     if run or options.dry_run:
-        succeeded = run_study(read_table(**arguments), options, read_table, arguments)
-    shown = options.dry_run or (run and options.json)  # what --json prints is one document
-    if not shown and Processes().rank == 0:
-        table = paper_table(name)
-        cells = finished_cells(options.out or Path(name), options.results)
-        grid = experiments_of(table, seeds, preset, settings)
-        some = [experiment for row in grid.values() for experiment in row]
-        notes = (*kept_settings(table, settings), *_not_shown(cells, some))
-        if "uncertain" in table.values:
-            from sdrseg.study.activations import with_activations
-
-            cells, more = with_activations(cells, some, options.out or Path(name), options.data)
-            notes += more
-        filled = fill(table, grid, cells, _known(transform))
-        filled = replace(filled, notes=(*filled.notes, *notes))
-        if options.json:
-            print_json(to_dict(filled))
-        else:
-            show_table(filled, format, to)
+        succeeded = run_study(study, options, read_tables, arguments)
+    if options.dry_run or (run and options.json) or Processes().rank > 0:  # what --json prints is one document
+        return succeeded
+    out = options.out or Path(study.name)
+    filled = {}
+    for name in names:
+        grid = experiments_of(paper_table(name), seeds, preset, settings)
+        filled[name] = _filled(paper_table(name), grid, out, options, settings, transform)
+    if options.json:
+        numbers = {name: to_dict(table) for name, table in filled.items()}
+        print_json(numbers if len(names) > 1 else numbers[names[0]])
+    else:
+        for table in filled.values():
+            show_table(table, format, to)
     return succeeded
+
+
+def _filled(
+    table: PaperTable, grid: Grid, out: Path, options: Options, settings: Mapping[str, Any], transform: str | None
+) -> Table:
+    """A table of the paper with the results in the study's folder and in others."""
+    cells = finished_cells(out, options.results)
+    some = [experiment for row in grid.values() for experiment in row]
+    notes = (*kept_settings(table, settings), *_not_shown(cells, some))
+    if "uncertain" in table.values:
+        from sdrseg.study.activations import with_activations
+
+        cells, more = with_activations(cells, some, out, options.data)
+        notes += more
+    filled = fill(table, grid, cells, _known(transform))
+    return replace(filled, notes=(*filled.notes, *notes))
 
 
 def _not_shown(cells: Sequence[Cell], experiments: Sequence[Experiment]) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ def kept_settings(table: PaperTable, settings: Mapping[str, Any]) -> tuple[str, 
     return tuple(notes)
 
 
-def study_of(table: PaperTable, grid: Grid) -> Study:
-    """The experiments as a study: those that several cells share are run once."""
-    unique = {experiment.hash: experiment for some in grid.values() for experiment in some}
-    return Study(table.name, tuple(unique.values()))
+def study_of(grids: Sequence[Grid], name: str) -> Study:
+    """The experiments of tables as a study: those that several cells share are run once."""
+    unique = {experiment.hash: experiment for grid in grids for some in grid.values() for experiment in some}
+    return Study(name, tuple(unique.values()))
