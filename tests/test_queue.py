@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runs import Quiet
+from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.run import train
 from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS
@@ -303,6 +304,27 @@ class Loud(sdrseg.Method):
             assert code == 0 and expected in out + err
     finally:
         METHODS.pop("loud", None)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_signal_during_a_score_stops_the_queue(tmp_path, step):
+    """After the last score, too, when no iteration follows that could notice it."""
+    file = tmp_path / "grid.toml"
+    file.write_text(TINY_FILE.replace("seed = [1, 2]", "seed = 1"))
+
+    class Impatient(QueueQuiet):
+        def scored(self, score, oracle=False):
+            super().scored(score, oracle)
+            if score.step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    study, display = read_study(file), Impatient()
+    with pytest.raises(InterruptedRunError):
+        run_queue(study.experiments, tmp_path / "out", bases=study.bases, display=display)
+    assert len([said for said in display.said if said.startswith("begin ")]) == 1
+    assert len(list((tmp_path / "out/results").glob("*"))) == (step == 2)
+    outcome = run_queue(study.experiments, tmp_path / "out", bases=study.bases, display=QueueQuiet())
+    assert len(outcome.before) == (step == 2) and len(outcome.before + outcome.finished) == 2
 
 
 def test_two_workers_share_a_queue_and_another_finishes_what_a_killed_one_left(tmp_path):

@@ -157,6 +157,21 @@ def test_only_a_second_ctrl_c_stops_without_saving(signals, code):
     assert code is None or stopped.value.exit_code == code
 
 
+def test_a_signal_that_a_run_did_not_notice_stops_what_comes_next():
+    """It arrives in the last scoring of a run of a queue, or between two of its runs."""
+    with Interruption(Processes(alone=True)) as queue:
+        with Interruption(Processes(alone=True)) as run:
+            run.check_signals()
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(InterruptedRunError) as stopped:
+            queue.check_signals()
+        assert stopped.value.exit_code == 143
+        with Interruption(Processes(alone=True)) as following, pytest.raises(InterruptedRunError):
+            following.check_signals()
+    with Interruption(Processes(alone=True)) as another:
+        another.check_signals()
+
+
 def diverging(log_every: int, courses: dict[str, list[float]], step: int = 1) -> str:
     """The message of a watch that is shown these terms."""
     weights = {"kd": "kd.weight", "pm": "pm.weight"}

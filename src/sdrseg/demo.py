@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sdrseg.config import load_config
 from sdrseg.distributed import Processes
-from sdrseg.engine.launch import make_fabric
+from sdrseg.engine.launch import Interruption, make_fabric
 from sdrseg.engine.run import train
 from sdrseg.errors import UsageError
 from sdrseg.reporting import write_report
@@ -39,10 +39,12 @@ def run_demo(out: Path, json: bool) -> None:
     stderr.quiet = Processes().rank > 0
     stderr.print(f"{SPEC}: a network learns 8 classes of generated shapes, then 2 more without labels for the first 8.")
     outcomes = {}
-    for method, name in METHODS.items():
-        stderr.print(f"\n{name} ({method})")
-        summary = train(SPEC, method, out / method, bases=out / "bases")
-        outcomes[method] = _outcome(summary)
+    with Interruption() as interruption:
+        for method, name in METHODS.items():
+            interruption.check_signals()
+            stderr.print(f"\n{name} ({method})")
+            summary = train(SPEC, method, out / method, bases=out / "bases")
+            outcomes[method] = _outcome(summary)
     if stderr.quiet:
         return
     page, notes = write_report([out / method for method in METHODS], out / "report.html", None)

@@ -110,10 +110,12 @@ class Interruption:
     """Ctrl-C, SIGTERM, a time limit: finish the iteration, save, and say how to resume. A second Ctrl-C stops at once;
     a second SIGTERM does not, because senders (SLURM, `timeout`, a shell to its whole group) often send more.
 
-    `stop_at`: the limit, by `time.monotonic()`.
+    `stop_at`: the limit, by `time.monotonic()`. A run in a queue shares the queue's signals, so a signal that comes
+    too late for the run stops the queue.
     """
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: Processes | None = None) -> None:
+        """`processes`: those of a run; a queue begins before its processes know each other."""
         self.save: Callable[[], None] | None = None
         self.stop_at: float | None = None
         self._processes = processes
@@ -123,7 +125,9 @@ class Interruption:
     def __enter__(self) -> Interruption:
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._request)
+                self._before[number] = before = signal.signal(number, self._request)
+                if isinstance(outer := getattr(before, "__self__", None), Interruption):
+                    self._signals = outer._signals
         except ValueError:
             pass  # not in the main thread: the caller handles signals
         return self
@@ -140,9 +144,17 @@ class Interruption:
     def check(self, together: bool) -> None:
         """Called after every iteration; stops if any process received a signal. All processes must stop at the same
         iteration, so they communicate in those that are logged (`together`)."""
-        asked = bool(self._signals) or (self.stop_at is not None and time.monotonic() > self.stop_at)
-        if self._processes.world > 1:
-            asked = together and self._processes.any(asked)
+        late = self.stop_at is not None and time.monotonic() > self.stop_at
+        self._stop(late or bool(self._signals), together)
+
+    def check_signals(self) -> None:
+        """Called by all processes between training and scoring, and between the runs of a queue."""
+        self._stop(bool(self._signals), together=True)
+
+    def _stop(self, asked: bool, together: bool) -> None:
+        processes = self._processes or Processes()
+        if processes.world > 1:
+            asked = together and processes.any(asked)
         if asked:
             if self.save is not None:
                 self.save()

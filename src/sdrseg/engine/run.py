@@ -177,12 +177,15 @@ def carry_out(
                 if not job.folder.has_model(step.number):
                     train_step(job, step, ready)
                 ready = None  # later steps need the memory
+                job.interruption.check_signals()
                 job.fabric.barrier()
                 if not job.folder.has_metrics(step.number):
                     score_step(job, step)
                 job.fabric.barrier()
                 if after_step is not None:
                     after_step(StepScore.from_dict(job.folder.read_json(f"steps/{step.number}/metrics.json")))
+                if step.number < last:
+                    job.interruption.check_signals()
             score_also(job)
             return summarise(job, bound)
     finally:

@@ -17,7 +17,7 @@ from sdrseg.datasets import open_source
 from sdrseg.datasets.pool import ImagePool
 from sdrseg.distributed import Processes
 from sdrseg.engine.folder import RunInUseError
-from sdrseg.engine.launch import InterruptedRunError
+from sdrseg.engine.launch import InterruptedRunError, Interruption
 from sdrseg.engine.run import train
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import atomic_writer
@@ -113,36 +113,38 @@ def run_queue(
     display = display or QueueDisplay(len(queue), Processes().rank == 0)
     images = ImagePool(whole=True)
     stop_at = None if minutes is None else time.monotonic() + 60 * minutes
-    for number, experiment in enumerate(queue):
-        label = experiment.label
-        if (out / "results" / f"{experiment.folder}.json").exists():  # another worker was faster
-            outcome.before.append(label)
-            continue
-        if stop_at is not None and time.monotonic() > stop_at:
-            outcome.left += [e.label for e in queue[number:]]
-            break
-        pace = spent / estimated if estimated else 1.0
-        later = pace * sum(expected[e.folder] for e in queue[number + 1 :])
-        steps = rows[experiment.folder]["steps"] or 0
-        display.begin(number + 1, experiment, steps, pace * expected[experiment.folder], later)
-        start = time.monotonic()
-        try:
-            _run(experiment, out, data, bases, keep, display, images, stop_at)
-            outcome.finished.append(label)
-            spent, estimated = spent + time.monotonic() - start, estimated + expected[experiment.folder]
-        except RunInUseError:
-            outcome.elsewhere.append(label)
-        except InterruptedRunError:
-            if stop_at is None or time.monotonic() < stop_at:
-                raise  # interrupted by the user
-            outcome.left += [e.label for e in queue[number:]]
-            break
-        except Exception as error:
-            outcome.failed[label] = _failure(error, out / "errors" / f"{experiment.folder}.txt")
-            display.say(f"failed: {outcome.failed[label]}")
-        finally:
-            gc.collect()
-            torch.cuda.empty_cache()
+    with Interruption() as interruption:
+        for number, experiment in enumerate(queue):
+            label = experiment.label
+            if (out / "results" / f"{experiment.folder}.json").exists():  # another worker was faster
+                outcome.before.append(label)
+                continue
+            if stop_at is not None and time.monotonic() > stop_at:
+                outcome.left += [e.label for e in queue[number:]]
+                break
+            interruption.check_signals()
+            pace = spent / estimated if estimated else 1.0
+            later = pace * sum(expected[e.folder] for e in queue[number + 1 :])
+            steps = rows[experiment.folder]["steps"] or 0
+            display.begin(number + 1, experiment, steps, pace * expected[experiment.folder], later)
+            start = time.monotonic()
+            try:
+                _run(experiment, out, data, bases, keep, display, images, stop_at)
+                outcome.finished.append(label)
+                spent, estimated = spent + time.monotonic() - start, estimated + expected[experiment.folder]
+            except RunInUseError:
+                outcome.elsewhere.append(label)
+            except InterruptedRunError:
+                if stop_at is None or time.monotonic() < stop_at:
+                    raise  # interrupted by the user
+                outcome.left += [e.label for e in queue[number:]]
+                break
+            except Exception as error:
+                outcome.failed[label] = _failure(error, out / "errors" / f"{experiment.folder}.txt")
+                display.say(f"failed: {outcome.failed[label]}")
+            finally:
+                gc.collect()
+                torch.cuda.empty_cache()
     display.close()
     return outcome
 

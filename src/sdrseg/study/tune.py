@@ -18,7 +18,7 @@ from sdrseg.config import Config, load_config
 from sdrseg.datasets import read_spec
 from sdrseg.datasets.pool import ImagePool
 from sdrseg.engine.folder import RunFolder
-from sdrseg.engine.launch import InterruptedRunError
+from sdrseg.engine.launch import InterruptedRunError, Interruption
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError, quantity
@@ -69,6 +69,7 @@ class Search:
     display: Callable[[], Any] = lambda: None
     trials: list[Trial] = field(default_factory=list)
     images: ImagePool = field(default_factory=lambda: ImagePool(whole=True))
+    interruption: Interruption = field(default_factory=Interruption)
 
     def require_new_classes(self) -> None:
         if read_spec(self.spec).task == "offline":
@@ -118,6 +119,7 @@ class Search:
         """Train with some values; a repeated call resumes the run. Returns its folder."""
         scope = "all" if self.oracle else "step"
         holdout = {"train.holdout": HOLDOUT, "train.holdout_scope": scope}
+        self.interruption.check_signals()
         run_folder = self.out / "trials" / folder
         train(
             self.spec,

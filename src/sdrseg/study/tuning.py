@@ -28,12 +28,13 @@ def tune(
     json: bool,
 ) -> None:
     """Search, then show the trials, the chosen values and a command that trains with them."""
-    if ranges or published:
-        usual = search.config()
-        chosen = [parse_range(text, usual) for text in ranges] or default_ranges(usual)
-        result = search_ranges(search, chosen, trials, minutes)
-    else:
-        result = stability_decay(search, trials, minutes)
+    with search.interruption:
+        if ranges or published:
+            usual = search.config()
+            chosen = [parse_range(text, usual) for text in ranges] or default_ranges(usual)
+            result = search_ranges(search, chosen, trials, minutes)
+        else:
+            result = stability_decay(search, trials, minutes)
     plots = draw_trials(result, search.out / "tune")
     command = train_command(search, result["chosen"])
     if json:
