@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import sdrseg
-from extend_data import QUICK, SMALL, base_folder, base_run, coco_folder, masks_folder
+from extend_data import NAMES, QUICK, SMALL, base_folder, base_run, coco_folder, masks_folder
 from runs import Quiet
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.job import reopen_job
@@ -76,6 +76,50 @@ def test_removed_classes_where_background_is_not_scored(tmp_path):
     done = extend(tmp_path / "without", masks_folder(tmp_path / "white", 7), tmp_path / "more", **GIVEN)
     assert done.result["old"][0] == {"name": "background", "before": None, "after": None, "lost": None}
     assert all(r["same"] for r in score_again(tmp_path / "more"))
+
+
+def iou_of(model: sdrseg.Model, pictures: list[tuple[Path, Path]], label: int, known: list[int]) -> float:
+    """The IoU of a class in per cent, counted over the pixels of some images whose masks have a known value."""
+    hit = union = 0
+    for image, mask in pictures:
+        truth, predicted = np.array(Image.open(mask)), model.predict(image).mask
+        counted = np.isin(truth, known)
+        hit += int(((truth == label) & (predicted == label) & counted).sum())
+        union += int((((truth == label) | (predicted == label)) & counted).sum())
+    return 100 * hit / union
+
+
+def test_other_classes_of_an_extension_where_background_is_not_scored(tmp_path):
+    """Pixels of removed classes no longer count, which changes the IoU of the other classes, and the verdict."""
+    with (base_folder(tmp_path / "base") / "dataset.toml").open("a") as file:
+        file.write("score_background = false\n")
+    settings = {**SMALL, "eval.transform": "full_image"}
+    given = {"data": tmp_path / "base", "settings": settings, "bases": tmp_path / "bases", "display": Quiet()}
+    train("folder:offline", "ft", tmp_path / "run", **given)
+    new = masks_folder(tmp_path / "white", 7)
+    extend(tmp_path / "run", new, tmp_path / "with", method="mib", max_forgetting=0.0, **GIVEN)
+    change_classes(tmp_path / "with", tmp_path / "without", {}, ["red", "blue"])
+    before, after = (json.loads((tmp_path / run / "steps/1/extension.json").read_text()) for run in ("with", "without"))
+    ids = json.loads((tmp_path / "run/scenario.json").read_text())["steps"][0]["test_ids"]
+    old = [(tmp_path / f"base/images/{id}.png", tmp_path / f"base/masks/{id}.png") for id in ids]
+    names = ["green", "yellow", "pink", "cyan"]
+    assert [one["name"] for one in after["old"]] == ["background", *names]
+    models = [sdrseg.load(tmp_path / "without", step=n, device="cpu") for n in (0, 1)]
+    for one in after["old"][1:]:
+        label = NAMES.index(one["name"])
+        wanted = [iou_of(model, old, label, [NAMES.index(name) for name in names]) for model in models]
+        assert [one["before"], one["after"]] == pytest.approx(wanted, abs=1e-6)
+    assert any(one not in before["old"] for one in after["old"][1:])  # it does change
+    lost = np.mean([one["lost"] for one in after["old"][1:]])
+    assert after["forgetting"] == pytest.approx(lost) and after["verdict"]["missed"][0].startswith(
+        f"forgetting is {lost:.1f} points"
+    )
+    scored = {
+        one["name"]: one for one in json.loads((tmp_path / "without/steps/1/metrics.json").read_text())["classes"]
+    }
+    (white,) = after["new"]
+    assert white["iou"] == pytest.approx(100 * scored["white"]["iou"]) == pytest.approx(after["new_iou"])
+    assert white["found"] == pytest.approx(100 * scored["white"]["accuracy"])
 
 
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 255]), st.booleans(), *2 * [st.integers(0, 3)]), max_size=40))

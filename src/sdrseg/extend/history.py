@@ -105,16 +105,16 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
         target.mkdir(parents=True, exist_ok=True)
         for name in (*STEP_FILES[:2], *([MADE_BY] if (source / MADE_BY).exists() else [])):
             link_or_copy(source / name, target / name)
+        meta = folder.read_json(f"steps/{number}/meta.json")
         if folder.has_metrics(number):
             scored = folder.read_json(f"steps/{number}/metrics.json")
             score = _rescored(StepScore.from_dict(scored), named, remove, parent.score_background)
             scores.append((score, scored.get("scored_on", TEST_IMAGES)))
             write_json(target / "metrics.json", {**scored, **score.to_dict()})
-        meta = folder.read_json(f"steps/{number}/meta.json")
-        if (source / EXTENSION).exists():
-            extension = folder.read_json(f"steps/{number}/{EXTENSION}")
-            renamed = _renamed(extension, meta["classes"], named, remove, parent.score_background)
-            write_json(target / EXTENSION, renamed)
+            if (source / EXTENSION).exists():
+                extension = folder.read_json(f"steps/{number}/{EXTENSION}")
+                renamed = _renamed(extension, score, meta["classes"], named, remove, parent.score_background)
+                write_json(target / EXTENSION, renamed)
         if parse_spec(meta["spec"]).source == Extended.name:
             meta["spec"] = str(chain_spec(parent.scenario.steps[: number + 1], classes, meta["protocol"]))
         for one in meta["classes"]:
@@ -150,13 +150,15 @@ def _rescored(score: StepScore, named: Mapping[str, str], remove: frozenset[str]
 
 def _renamed(
     extension: dict[str, Any],
+    score: StepScore,
     classes: Sequence[Mapping[str, Any]],
     named: Mapping[str, str],
     remove: frozenset[str],
     background: bool,
 ) -> dict[str, Any]:
-    """extension.json with the new names, and as if removed classes had been background. `classes`: those of the step,
-    by channel; `background`: whether that is scored. The command contains the old names, so it is left out."""
+    """extension.json with the new names, and as if removed classes had been background. `score`: that of the step
+    without them; `classes`: those of the step, by channel; `background`: whether it is scored. The command contains the
+    old names, so it is left out."""
     if not named:
         return extension
 
@@ -173,17 +175,13 @@ def _renamed(
         }
         images = {rename(n): count for n, count in forecast["images"].items() if n not in remove}
         forecast = {**forecast, "images": images, "similar": similar}
-    rows = {
-        key: [{**one, "name": rename(one["name"])} for one in extension[key] if one["name"] not in remove]
-        for key in ("old", "new")
-    }
-    lost = [one["lost"] for one in rows["old"][1:] if one["lost"] is not None]
-    reached = [one["iou"] for one in rows["new"] if one["iou"] is not None]
-    means = {"forgetting": mean(lost) if lost else None, "new_iou": mean(reached) if reached else None}
-    result = {**extension, **rows, **means, "forecast": forecast, "command": []}
-    channels = [n for n, one in enumerate(classes) if one["name"] in remove]
-    if channels:
+    rows = {key: [{**one, "name": rename(one["name"])} for one in extension[key]] for key in ("old", "new")}
+    result = {**extension, **rows, "forecast": forecast, "command": []}
+    if remove & {one["name"] for one in classes}:
         n_old = sum(one["step"] < extension["step"] for one in classes)
-        result = without_classes(result, channels, n_old, background)
+        result = without_classes(result, score, n_old, background)
+    lost = [one["lost"] for one in result["old"][1:] if one["lost"] is not None]
+    reached = [one["iou"] for one in result["new"] if one["iou"] is not None]
+    result |= {"forgetting": mean(lost) if lost else None, "new_iou": mean(reached) if reached else None}
     limits = Limits(*(extension["verdict"][key] for key in ("max_forgetting", "min_new_iou")))
     return {**result, "verdict": verdict(result, limits)}

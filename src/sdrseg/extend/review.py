@@ -21,7 +21,7 @@ from sdrseg.extend.forecast import Forecast
 from sdrseg.extend.plan import Plan
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
-from sdrseg.metrics import StepScore, as_background, iou, iou_of_all, mean_of, with_known_background
+from sdrseg.metrics import StepScore, as_background, iou_of_all, mean_of, with_known_background
 
 EXTENSION = "extension.json"
 WORST = 6
@@ -79,6 +79,7 @@ def review(
         "false_alarms": _worst(compared, "false_alarm"),
         "forecast": None if before is None else before.to_dict(),
         "command": list(command),
+        "confusion": [matrix.tolist() for matrix in both],
         "complete": [matrix.tolist() for matrix in complete],
     }
     result["verdict"] = verdict(result, limits)
@@ -86,23 +87,37 @@ def review(
     return result
 
 
-def without_classes(
-    result: dict[str, Any], removed: Sequence[int], n_old: int, background: bool = True
-) -> dict[str, Any]:
-    """extension.json once these channels count as background (`background`: whether that is scored). What only the
-    models could tell becomes unknown, in files without their matrices (`complete`) background, too."""
-    name = result["old"][0]["name"]
+def without_classes(result: dict[str, Any], score: StepScore, n_old: int, background: bool) -> dict[str, Any]:
+    """extension.json once the removed classes of this score count as background (`background`: whether that is scored).
+
+    What only the models could tell becomes unknown. In files without matrices, so does what depends on pixels of the
+    removed classes: the row of background or, where that is not scored, all rows of old classes.
+    """
+    channel = {name: c for c, name in enumerate(score.names)}
+    old, new = ([one for one in result[key] if channel[one["name"]] not in score.removed] for key in ("old", "new"))
+    for one in new:
+        one["found"] = _points(score.accuracy[channel[one["name"]]])
+        one["iou"] = None if one["iou"] is None else _points(score.iou[channel[one["name"]]])
     unknown = dict.fromkeys(("kept_elsewhere", "regressions", "false_alarms", "false_alarms_on_background"))
-    if "complete" not in result:
-        row = {"name": name, "before": None, "after": None, "lost": None}
-        return {**result, **unknown, "old": [row, *result["old"][1:]]}
-    before, after = (as_background(np.array(matrix, np.int64), removed, background) for matrix in result["complete"])
+    result = {**result, **unknown, "old": old, "new": new}
+    if "confusion" not in result:
+        for one in old[:1] if background else old:
+            one |= _before_after(np.nan, np.nan)
+        return result
+    both, complete = (
+        [as_background(np.array(matrix, np.int64), score.removed, background) for matrix in result[key]]
+        for key in ("confusion", "complete")
+    )
+    before, after = (iou_of_all(*matrices) for matrices in zip(both, complete, strict=True))
+    for one in old:
+        c = channel[one["name"]]
+        if c == 0 or one["lost"] is not None:  # the others were not measured
+            one |= _before_after(before[c], after[c])
     return {
         **result,
-        **unknown,
-        "old": [{"name": name, **_before_after(iou(before)[0], iou(after)[0])}, *result["old"][1:]],
-        "false_alarms_on_background": _alarms_on_background(after, n_old),
-        "complete": [before.tolist(), after.tolist()],
+        "false_alarms_on_background": _alarms_on_background(complete[1], n_old),
+        "confusion": [matrix.tolist() for matrix in both],
+        "complete": [matrix.tolist() for matrix in complete],
     }
 
 
