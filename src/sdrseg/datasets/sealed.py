@@ -27,6 +27,9 @@ class Sealed(Source):
     def mask(self, id: str) -> Array:
         return self.inner.mask(self._open(id))
 
+    def image_content(self, id: str) -> bytes:
+        return self.inner.image_content(self._open(id))
+
     def mask_content(self, id: str) -> bytes:
         return self.inner.mask_content(self._open(id))
 

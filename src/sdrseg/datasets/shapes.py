@@ -135,6 +135,9 @@ class Shapes(Source):
     def mask(self, id: str) -> Array:
         return self._scene(id)[1].copy()
 
+    def image_content(self, id: str) -> bytes:
+        return f"{self.coding} {id}".encode()
+
     def mask_content(self, id: str) -> bytes:
         return self._scene(id)[1].tobytes()
 

@@ -113,6 +113,12 @@ class Source(ABC):
         mask = self.mask(id)
         return f"{mask.shape} ".encode() + mask.tobytes()
 
+    def image_content(self, id: str) -> bytes:
+        """The bytes that determine the image of `id`, the key of shared scores: its pixels or, to decode nothing, the
+        bytes of a file with this image only."""
+        image = self.image(id)
+        return f"{image.shape} ".encode() + image.tobytes()
+
     def pair(self, id: str) -> tuple[Array, Array]:
         """Image and mask of one id, which must have the same size."""
         image, mask = self.image(id), self.mask(id)
@@ -169,6 +175,9 @@ class PictureFiles(Source):
         if label.ndim != 2 or label.dtype != np.uint8:
             raise DataError(f"{self._masks[id]}: not an 8-bit mask of class ids (grey or palette PNG).")
         return label.astype(np.uint8, copy=False)
+
+    def image_content(self, id: str) -> bytes:
+        return self._images[id].read_bytes()
 
     def mask_content(self, id: str) -> bytes:
         return self._masks[id].read_bytes()

@@ -43,11 +43,10 @@ def score_file(job: Job, step: Step) -> Path | None:
 
 
 def _content(source: Source, id: str) -> str:
-    """A hash of an image: of its file, or of its pixels if it has none."""
     try:
-        content = Path(source.file(id, "image")).read_bytes()
-    except (OSError, ValueError):
-        content = source.image(id).tobytes()
+        content = source.image_content(id)
+    except OSError:
+        content = source.image(id).tobytes()  # this names the file that cannot be read
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 

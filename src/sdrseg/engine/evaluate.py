@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
 
@@ -173,28 +174,31 @@ def require_held_out(job: Job) -> None:
         )
 
 
-def score_saved(job: Job, step: Step, transform: str | None = None) -> StepScore:
-    """The scores of a step's saved model."""
+Model = tuple[Network, Decision]
+
+
+def score_saved(job: Job, step: Step, transform: str | None = None, model: Model | None = None) -> StepScore:
+    """The scores of a step's saved model. `model`: this one, if it is open already."""
     job = replace(job, config=scoring_config(job.folder, step.number, job.config))
-    return score(job, step, *_open(job, step), transform)
+    return score(job, step, *(model or _open(job, step)), transform)
 
 
-def _open(job: Job, step: Step) -> tuple[Network, Decision]:
+def _open(job: Job, step: Step) -> Model:
     network, decision = open_step(job.folder.step(step.number), job.config.net)
     return network.place_on(job.fabric.device), decision
 
 
 def score_step(job: Job, step: Step) -> None:
     """Evaluate the saved model of a step and write metrics.json; some predictions go to the trackers."""
-    file = score_file(job, step)
+    file, model = score_file(job, step), cache(lambda: _open(job, step))
     if (result := shared_score(job, step, file)) is None:
-        result = score_saved(job, step)
+        result = score_saved(job, step, model=model())
         if file is not None:
             with suppress(SdrsegError):  # a store that can only be read
                 write_json(file, result.to_dict())
     if job.processes.rank == 0:
         if job.log.trackers:
-            shown = predicted_pictures(job, step, *_open(job, step), PICTURES)
+            shown = predicted_pictures(job, step, *model(), PICTURES)
             job.log.trackers.pictures("image, truth, prediction", shown, step.number)
         found = result.to_dict()
         write_json(job.folder.step(step.number) / "metrics.json", {**found, "scored_on": job.scored_on})

@@ -70,7 +70,8 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
         rounded = job.bases.rounded(key)
         how = ", rounded to float16 when it was exported" if rounded else ""
         job.display.say(f"step 0: taken from the store of bases ({key}{how})")
-        if job.bases.images(key) not in (None, files_digest(job.source, step.train_ids)):
+        known = job.bases.images(key) if job.processes.rank == 0 else None
+        if known is not None and known != files_digest(job.source, step.train_ids):
             job.display.say(
                 "warning: files of images have other sizes than those with which this base was trained. If the images "
                 "have changed, pass another --bases."

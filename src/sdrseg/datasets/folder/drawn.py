@@ -83,6 +83,9 @@ class Drawn(Source):
     def mask(self, id: str) -> Array:
         return paint(self._contents[id])
 
+    def image_content(self, id: str) -> bytes:
+        return self._files[id].read_bytes()
+
     def mask_content(self, id: str) -> bytes:
         return self._contents[id]
 
