@@ -104,6 +104,31 @@ def test_a_subclass_adds_settings_to_those_of_its_base():
         METHODS.pop("shifted")
 
 
+@pytest.mark.parametrize("base", ["laps", "ft"])
+def test_settings_add_up_over_several_classes_and_are_declared_once(base):
+    """A second default would share a base with the first: keys of bases leave out what has its default."""
+
+    class First(METHODS[base]):
+        name = "first"
+        settings = {"shift": setting(0.5, "added to the bias of new rows", 0)}
+
+    class Second(First):
+        name = "second"
+        settings = {"scale": setting(2.0, "of new rows", 0)}
+
+    section = "laps" if base == "laps" else "second"
+    kind = Second.own_sections()[section]
+    assert (kind().shift, kind().scale) == (0.5, 2.0) and hasattr(kind(), "ridge") == (base == "laps")
+
+    class Again(Second):
+        name = "again"
+        settings = {"ridge" if base == "laps" else "shift": setting(9.0, "another default", 0)}
+
+    with pytest.raises(UsageError, match=r"the method that this one extends has this setting\. .* switches = "):
+        register_method(Again)
+    assert "again" not in METHODS
+
+
 def test_a_file_that_registers_a_term_may_be_edited(tmp_path):
     file, summaries = tmp_path / "drift.py", []
     try:

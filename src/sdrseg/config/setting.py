@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, field, make_dataclass
+from dataclasses import Field, field, fields, make_dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -94,13 +94,18 @@ def may_differ_by_step(declared: Field[Any]) -> bool:
 def section(name: str, settings: Mapping[str, Any], more_than: type | None = None) -> type:
     """Make the section of a custom method from its settings by name; the type of a value is that of its default.
     `more_than`: the section of the method that it extends, whose settings it has, too."""
-    fields = []
+    made, inherited = [], set() if more_than is None else {one.name for one in fields(more_than)}
     for key, declared in settings.items():
+        if key in inherited:
+            raise UsageError(
+                f"{name}.{key}: the method that this one extends has this setting. Choose another name or, for another "
+                f'value of the same setting, switches = {{"{name}.{key}": sdrseg.From(VALUE, "why")}}.'
+            )
         if not (isinstance(declared, Field) and "help" in declared.metadata):
             raise UsageError(f'{name}.{key}: write it as sdrseg.setting(DEFAULT, "what it means").')
         if type(declared.default) not in (bool, int, float, str):
             raise UsageError(f"{name}.{key} = {declared.default!r}: a setting is a number, a text, true or false.")
         if not key.isidentifier() or key.removesuffix("_later") not in settings:
             raise UsageError(f"{name}.{key}: not a name for a setting (NAME_later needs a setting NAME).")
-        fields.append((key, type(declared.default), declared))
-    return make_dataclass(name, fields, bases=() if more_than is None else (more_than,), frozen=True)
+        made.append((key, type(declared.default), declared))
+    return make_dataclass(name, made, bases=() if more_than is None else (more_than,), frozen=True)

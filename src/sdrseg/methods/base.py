@@ -84,7 +84,7 @@ class Method(PixelTerms):
     """Values that override `switches` for a preset, and for a task such as "15-1"."""
     settings: ClassVar[Mapping[str, Any] | type] = {}
     """Custom settings: {"weight": setting(10.0, "λ")} is `--set NAME.weight=3` and `self.own.weight`. Or a frozen
-    dataclass of settings; a subclass adds to them, in their section: `--set laps.weight=3` for one of LAPS."""
+    dataclass of settings. A subclass adds to those of its class: `--set laps.weight=3` for one of LAPS."""
     section: ClassVar[str] = ""
     """The section of these settings, for methods that share one; by default the method's name."""
     own_terms: ClassVar[tuple[Term, ...]] = ()
@@ -118,11 +118,11 @@ class Method(PixelTerms):
     def own_sections(cls) -> dict[str, type]:
         """The sections of the configuration with the settings of this class and of its terms, by name."""
         name, of_terms = cls.section or cls.name, sections_of(cls.own_terms)
-        if isinstance(cls.settings, type):
-            return of_terms | {name: cls.settings}
-        declared = [vars(kind).get("settings") for kind in cls.__mro__]
-        inherited = next((settings for settings in declared if isinstance(settings, type)), None)
-        return of_terms | ({name: section(name, cls.settings, inherited)} if cls.settings else {})
+        made: type | None = None
+        for kind in reversed(cls.__mro__):
+            if settings := vars(kind).get("settings"):
+                made = settings if isinstance(settings, type) else section(name, settings, made)
+        return of_terms | ({name: made} if made else {})
 
     @property
     def own(self) -> Any:
