@@ -10,6 +10,7 @@ from runs import run
 from sdrseg.distributed import Processes
 from sdrseg.engine.bases import base_of
 from sdrseg.engine.checkpoint import load_tensors
+from sdrseg.errors import SdrsegError
 from sdrseg.losses import importance as ours
 from sdrseg.methods import METHODS, From, StepInfo
 from sdrseg.methods.importance import AllImportances
@@ -192,6 +193,44 @@ def test_a_custom_method_with_code_trains_its_own_step_0():
         switches = {**METHODS["ewc"].switches, "importance.weight": From(7.0, "a test")}
 
     assert [base_of(kind, config)[0] for kind in (Doubled, Stronger)] == [Doubled, AllImportances]
+
+
+class Counting(METHODS["ewc"]):
+    """Its own statistics, kept from step to step, also where step 0 is that of the three methods."""
+
+    name = "counting"
+    trains_step0_like = AllImportances
+
+    def begin_statistics(self, parameters):
+        super().begin_statistics(parameters)
+        self.memory["steps"] = {"": self.memory.get("steps", {"": torch.zeros(())})[""] + 1}
+
+
+def test_statistics_of_a_custom_method_are_kept():
+    config = make_config("ewc")
+    student = build_network(config.net, 2)
+    base = AllImportances(config, Processes(alone=True))
+    base.begin_step(StepInfo(0, 0, 2, "disjoint"), student, None)
+    base.end_step(student)
+    method = Counting(config, Processes(alone=True))
+    method.load_state_dict(base.state_dict())
+    for step in (1, 2):
+        method.begin_step(StepInfo(step, step + 1, 1, "disjoint"), student, None)
+        method.end_step(student)
+        state, method = method.state_dict(), Counting(config, Processes(alone=True))
+        method.load_state_dict(state)
+        assert method.memory.keys() == {"fisher", "steps"} and method.memory["steps"][""] == step
+
+
+def test_a_state_without_some_statistics_is_explained():
+    """As an earlier version saved it."""
+    config = make_config("pi")
+    student = build_network(config.net, 2)
+    method = METHODS["pi"](config, Processes(alone=True))
+    method.begin_step(StepInfo(0, 0, 2, "disjoint"), student, None)
+    state = {key: tensor for key, tensor in method.state_dict().items() if ".path." not in key}
+    with pytest.raises(SdrsegError, match=r"method pi: the saved state lacks path\. .* start in a new folder"):
+        method.load_state_dict(state)
 
 
 def test_new_rows_keep_their_own_score():

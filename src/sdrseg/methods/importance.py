@@ -7,7 +7,7 @@ three methods share its model, which is trained once with the statistics of all 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sdrseg.config import Config
 from sdrseg.distributed import Processes
+from sdrseg.errors import SdrsegError
 from sdrseg.losses.importance import (
     Named,
     fisher_update,
@@ -60,7 +61,8 @@ class ImportanceMethod(Method):
 
     own_step0 = True  # the penalty needs statistics of step 0
     carried: ClassVar[tuple[str, ...]] = ()
-    """The names of the statistics that the next step needs."""
+    temporary: ClassVar[tuple[str, ...]] = ()
+    """The names of the statistics in `memory` that the next step needs, and of those that only this one does."""
 
     def __init__(self, config: Config, processes: Processes | None = None):
         super().__init__(config, processes)
@@ -79,13 +81,21 @@ class ImportanceMethod(Method):
         before = self._parameters(student)
         self.anchors = {n: p.clone() for n, p in before.items()} if step.number > 0 else {}
         super().begin_step(step, student, teacher)
-        self.memory = {kind: self.memory[kind] for kind in self.carried} if step.number > 0 else {}
+        self.memory = self._without(self._of_others) if step.number > 0 else {}
         self.rows = self.rows if step.number > 0 else []
         self.importances = {n: self.importance(n) for n in self.anchors}
         self.rows += [step.n_new] if step.n_new > 0 else []
         self.iteration = 0
         self.last_penalty = torch.zeros((), device=next(student.parameters()).device)
         self.begin_statistics(self._parameters(student))
+
+    @property
+    def _of_others(self) -> set[str]:
+        """The statistics in a shared model of step 0 that only other methods need."""
+        return {*AllImportances.carried} - {*self.carried} if self.trainer_of_step0() is AllImportances else set()
+
+    def _without(self, kinds: Collection[str]) -> dict[str, Named]:
+        return {kind: named for kind, named in self.memory.items() if kind not in kinds}
 
     @torch.no_grad()
     def after_backward(self, student: Network) -> None:
@@ -107,7 +117,7 @@ class ImportanceMethod(Method):
     def end_step(self, student: Network) -> None:
         super().end_step(student)
         self.end_statistics(self._parameters(student))
-        self.memory = {kind: self.memory[kind] for kind in self.carried}
+        self.memory = self._without(self.temporary)
         self.anchors, self.importances = {}, {}  # computed again from the model and the statistics
 
     def importance(self, name: str) -> Tensor:
@@ -142,6 +152,11 @@ class ImportanceMethod(Method):
                 _, kind, name = key.split(".", 2)
                 kept.setdefault(kind, {})[name] = tensor.clone()
         self.anchors, self.importances = kept.pop("anchors"), kept.pop("importances")
+        if lost := self.memory.keys() - kept.keys():
+            raise SdrsegError(
+                f"method {self.name}: the saved state lacks {', '.join(sorted(lost))}. Another version of sdrseg saved "
+                f"it; start in a new folder."
+            )
         self.memory = kept
         self.iteration = int(state[f"{PREFIX}.iteration"])
         self.rows = state[f"{PREFIX}.rows"].tolist()
@@ -189,6 +204,7 @@ class PI(ImportanceMethod):
     replayable = Method.replayable
     switches = strength(mib=500)
     carried: ClassVar[tuple[str, ...]] = ("omega",)
+    temporary: ClassVar[tuple[str, ...]] = ("path", "start", "before")
 
     def begin_statistics(self, parameters: Named) -> None:
         super().begin_statistics(parameters)
@@ -221,6 +237,7 @@ class RW(EWC):
     replayable = Method.replayable
     switches = strength(mib=100)
     carried: ClassVar[tuple[str, ...]] = ("fisher", "saved")
+    temporary: ClassVar[tuple[str, ...]] = ("score", "last")
 
     def begin_statistics(self, parameters: Named) -> None:
         super().begin_statistics(parameters)
@@ -252,6 +269,7 @@ class AllImportances(PI, RW):
     summary = "plain cross-entropy, with the statistics of ewc, pi and rw"
     replayable = Method.replayable
     carried: ClassVar[tuple[str, ...]] = (*PI.carried, *RW.carried)
+    temporary: ClassVar[tuple[str, ...]] = (*PI.temporary, *RW.temporary)
 
 
 EWC.trains_step0_like = PI.trains_step0_like = RW.trains_step0_like = AllImportances
