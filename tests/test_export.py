@@ -153,11 +153,14 @@ def test_a_network_that_cannot_be_exported_is_refused(trained, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rows_of_removed_classes_do_not_hide_a_difference():
-    """Their logits are -10,000, by which the allowed difference must not be measured."""
+@pytest.mark.parametrize("align_corners", [False, True])
+def test_rows_of_removed_classes_neither_hide_nor_make_a_difference(align_corners):
+    """Their logits are -10,000, by which the allowed difference must not be measured, and are resized with rounding."""
     torch.manual_seed(0)
-    network = build_network(Net(encoder="toy16", output_stride=8, weights="none"), 4).eval()
+    net = Net(encoder="toy16", output_stride=8, weights="none", align_corners=align_corners)
+    network = build_network(net, 4).eval()
     with torch.no_grad():
+        network.classifier.weight *= 0.01  # small logits
         network.silence([2])
     model = model_of(network, encoder="toy16", decoder="deeplabv3plus")
     content = export._with_metadata(export._onnx(network, model), export.metadata(model))
@@ -166,6 +169,11 @@ def test_rows_of_removed_classes_do_not_hide_a_difference():
     with torch.no_grad():
         network.classifier.bias[:2] += 0.5  # no other class is predicted
     with pytest.raises(SdrsegError, match=r"logits differ by 0\.5"):
+        export._compare(network, model, content, [])
+    with torch.no_grad():
+        network.classifier.bias[:2] -= 0.5
+        network.classifier.bias[2] = 0  # silent in the file only
+    with pytest.raises(SdrsegError, match=r"logits differ by 1e\+04"):
         export._compare(network, model, content, [])
 
 
