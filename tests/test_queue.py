@@ -248,6 +248,10 @@ def test_the_command_shows_runs_and_reports(tmp_path, sdrseg, monkeypatch):
     assert code == 0 and "1 finished now" in out
     code, out, _ = sdrseg("run", file, "--dry-run", "--out", tmp_path / "out")
     assert code == 0 and "done" in out and "4 experiments" in out
+    file.write_text(TINY_FILE.replace("8-1", "10-2"))  # more classes than there are
+    code, out, _ = sdrseg("run", file, "--dry-run")
+    assert code == 0 and "4 of unknown length (below)" in out and "data are not here" not in out
+    assert "4 experiments: shapes" in out
     assert sdrseg("run", file, "--keep-models", "some")[0] == 2
 
 

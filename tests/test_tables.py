@@ -21,7 +21,7 @@ from sdrseg.errors import UsageError
 from sdrseg.scenario import parse_spec
 from sdrseg.study.activations import with_activations
 from sdrseg.study.cell import KEYS, Cell, cell_of, read_cell, scores_of
-from sdrseg.study.compare import _letters, compare, differences, grouped
+from sdrseg.study.compare import _letters, abbreviated, compare, differences, grouped
 from sdrseg.study.grid import make_experiment
 from sdrseg.study.paper import experiments_of, paper_table, paper_tables, study_of
 from sdrseg.study.render import to_csv, to_latex, to_markdown
@@ -341,7 +341,7 @@ def test_other_settings_or_presets_of_other_methods_are_named():
         differences(grouped([long, short, other]), "all", reference="sdr")
 
 
-def test_settings_that_several_methods_share_become_a_letter():
+def test_settings_that_several_methods_share_become_a_letter(tmp_path, sdrseg):
     short = {"train.epochs": 8, "train.batch_size": 16}
     made = [
         cell("mib", settings=short),
@@ -350,14 +350,22 @@ def test_settings_that_several_methods_share_become_a_letter():
         cell("laps", settings={"train.epochs": 4}, setup="other"),
         cell("mib", settings=short, scenario="15-5", setup="elsewhere"),
     ]
-    table = compare(made, reference="mib")
+    whole = compare(made, reference="mib train.epochs=8 train.batch_size=16")  # as programs and --reference name them
+    assert [line.name for line in whole.blocks[1].lines] == ["mib train.epochs=8 train.batch_size=16"]
+    assert compare(made, reference="mib") == whole
+    table = abbreviated(whole)
     assert [[line.name for line in block.lines] for block in table.blocks] == [
         ["mib [A]", "sdr [A]", "sdr", "laps train.epochs=4"],
         ["mib [A]"],
     ]
     assert table.notes[0] == "[A]: train.epochs=8 train.batch_size=16" and ": sdr [A] − mib [A]: " in table.notes[1]
+    assert [block.values for block in table.blocks] == [block.values for block in whole.blocks]
+    for number, one in enumerate(made):
+        (tmp_path / f"{number}.json").write_text(json.dumps(one))
+    assert "[A]: train.epochs=8" in sdrseg("compare", tmp_path, "--format", "markdown")[1]
+    assert "mib train.epochs=8 train.batch_size=16" in sdrseg("compare", tmp_path, "--format", "csv")[1]
     assert [_letters(n) for n in (0, 25, 26, 51, 52, 701, 702)] == ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
-    assert not any(note.startswith("[") for note in compare(made[:2]).notes)  # nothing differs
+    assert abbreviated(compare(made[:2])) == compare(made[:2])  # nothing differs
 
 
 def test_the_command_compares_files(tmp_path, sdrseg):

@@ -153,9 +153,11 @@ def test_a_step_in_which_no_weight_is_small_enough_is_named(tmp_path, monkeypatc
     assert len(weights) == 10 and result["chosen"]["step.2.kd.weight"] == min(weights)
 
 
-def test_what_trains_nothing_in_later_steps_has_no_weights_to_choose(tmp_path):
-    with pytest.raises(UsageError, match=r"laps trains nothing in later steps.*--range laps\.SETTING=LOW:HIGH"):
-        stability_decay(tuned(tmp_path, "laps"), rates=[0.002])
+@pytest.mark.parametrize("method", ["laps", "laps-softmax"])
+def test_what_trains_nothing_in_later_steps_has_no_weights_to_choose(tmp_path, method):
+    message = rf"{method} trains nothing in later steps.*--range laps\.SETTING=LOW:HIGH"  # their section is the same
+    with pytest.raises(UsageError, match=message):
+        stability_decay(tuned(tmp_path, method), rates=[0.002])
     assert not (tmp_path / "tune").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from sdrseg.errors import UsageError, nearest, quantity
 from sdrseg.files import atomic_writer
 from sdrseg.study.cell import Cell, read_cells
 from sdrseg.study.cluster import Machines, gather, make_workers, submit
-from sdrseg.study.compare import compare, spec_of
+from sdrseg.study.compare import abbreviated, compare, spec_of
 from sdrseg.study.estimate import by_base, plan
 from sdrseg.study.grid import Experiment, Study, read_study
 from sdrseg.study.paper import Grid, PaperTable, experiments_of, kept_settings, paper_table, study_of
@@ -101,6 +102,7 @@ def show_plan(study: Study, rows: Sequence[dict[str, Any]], json: bool) -> None:
     rows = [{"number": numbers[row["name"]], **row} for row in rows]
     left = [row for row in rows if not row["done"]]
     seconds, unknown = sum(row["seconds"] or 0 for row in left), sum(row["seconds"] is None for row in left)
+    problems = Counter(row["problem"] for row in left if row["problem"])
     if json:
         print_json({"study": study.name, "seconds": round(seconds, 1), "unknown": unknown, "cells": rows})
         return
@@ -112,8 +114,12 @@ def show_plan(study: Study, rows: Sequence[dict[str, Any]], json: bool) -> None:
     print_table(study.name, ["number", "experiment", "training images", "iterations", "estimated time"], body)
     machines = ", ".join(dict.fromkeys(row["machine"] for row in left if row["machine"]))
     parts = [f"about {clock(seconds)} remaining on {machines}"] if machines else []
-    parts += [f"{unknown} of unknown length, because their data are not here (--data PATH)"] if unknown else []
+    elsewhere = unknown - problems.total()
+    parts += [f"{elsewhere} of unknown length, because their data are not here (--data PATH)"] if elsewhere else []
+    parts += [f"{problems.total()} of unknown length (below)"] if problems else []
     console().print(", ".join([quantity(len(rows), "experiment"), *(parts or ["none left"])]), soft_wrap=True)
+    for problem, count in problems.items():
+        console().print(f"{quantity(count, 'experiment')}: {problem}", soft_wrap=True)
 
 
 def run_file(file: Path, options: Options) -> bool:
@@ -155,7 +161,8 @@ def compare_results(
     paths: Sequence[Path], transform: str | None, reference: str | None, format: str, out: Path | None
 ) -> None:
     """`sdrseg compare`."""
-    show_table(compare(read_cells(paths), _known(transform), reference), format, out)
+    table = compare(read_cells(paths), _known(transform), reference)
+    show_table(table if format == "csv" else abbreviated(table), format, out)
 
 
 def paper_results(

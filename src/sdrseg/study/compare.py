@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sdrseg.errors import UsageError
@@ -20,10 +22,9 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
     """A block per scenario with a line per setup; notes state the differences to the reference."""
     if not cells:
         raise UsageError("No results to compare. Name runs, results or folders of results.")
-    specs = dict.fromkeys(spec_of(cell) for cell in cells)
-    by_spec, legend = abbreviated({spec: grouped([c for c in cells if spec_of(c) == spec], cells) for spec in specs})
     blocks, notes = [], []
-    for spec, groups in by_spec.items():
+    for spec in dict.fromkeys(spec_of(cell) for cell in cells):
+        groups = grouped([cell for cell in cells if spec_of(cell) == spec], cells)
         _require_comparable(groups)
         lines = []
         for label, some in groups.items():
@@ -40,7 +41,7 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
     images = " and ".join(sorted({cell["scored_on"] for cell in cells}))
     scored = f"mIoU in per cent on {images}, scored with {' and '.join(transforms)}"
     notes.append(f"{scored}; ± is the standard deviation over seeds.")
-    return Table("compare", "", tuple(blocks), (*legend, *notes))
+    return Table("compare", "", tuple(blocks), tuple(notes))
 
 
 def spec_of(cell: Cell) -> str:
@@ -70,20 +71,25 @@ def grouped(cells: Sequence[Cell], among: Sequence[Cell] = ()) -> Group:
     return groups
 
 
-def abbreviated(by_spec: Mapping[str, Group]) -> tuple[dict[str, Group], tuple[str, ...]]:
-    """Groups by scenario, with [A] in place of a list of several settings that several methods or scenarios share, and
-    what each letter means."""
-    split = [label.partition(" ")[::2] for groups in by_spec.values() for label in groups]
-    counts = Counter(rest for _, rest in split if rest.count("=") > 1)
+def abbreviated(table: Table) -> Table:
+    """The same table to be read by people: [A] in place of a list of several settings that several lines share, and a
+    note on what each letter means."""
+    labels = [line.name for block in table.blocks for line in block.lines]
+    counts = Counter(rest for label in labels if (rest := label.partition(" ")[2]).count("=") > 1)
     recurring = [rest for rest, count in counts.items() if count > 1]
-    names = {rest: f"[{_letters(number)}]" for number, rest in enumerate(recurring)}
+    letters = {rest: f"[{_letters(number)}]" for number, rest in enumerate(recurring)}
 
     def short(label: str) -> str:
         method, _, rest = label.partition(" ")
-        return f"{method} {names[rest]}" if rest in names else label
+        return f"{method} {letters[rest]}" if rest in letters else label
 
-    legend = tuple(f"{name}: {rest}" for rest, name in names.items())
-    return {spec: {short(label): some for label, some in groups.items()} for spec, groups in by_spec.items()}, legend
+    blocks = tuple(
+        replace(block, lines=tuple(replace(line, name=short(line.name)) for line in block.lines))
+        for block in table.blocks
+    )
+    anywhere = re.compile("|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True)))
+    notes = [anywhere.sub(lambda found: short(found[0]), note) for note in table.notes]
+    return replace(table, blocks=blocks, notes=(*(f"{name}: {rest}" for rest, name in letters.items()), *notes))
 
 
 def _letters(number: int) -> str:

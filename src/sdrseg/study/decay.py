@@ -128,11 +128,11 @@ def stability_decay(
     if search.oracle:
         raise UsageError("--oracle belongs to a search over ranges: add --search or --range.")
     search.require_new_classes()
-    usual = search.config()
-    if not find_method(search.method)(usual.of_step(1)).iterates(1):
+    usual, method = search.config(), find_method(search.method)
+    if not method(usual.of_step(1)).iterates(1):
         raise UsageError(
             f"{search.method} trains nothing in later steps, so learning rates and weights do not matter there. Search "
-            f"settings of its own, such as --range {search.method}.SETTING=LOW:HIGH."
+            f"settings of its own, such as --range {method.section or method.name}.SETTING=LOW:HIGH."
         )
     search.claim("stability decay")
     decay = Decay(search, trials, None if minutes is None else time.monotonic() + 60 * minutes)

@@ -168,10 +168,11 @@ def plan(
     rows = []
     known, store = set[str](), BaseStore(bases)
     for experiment in experiments:
+        work, problem = None, None
         try:
             work = work_of(experiment, data)
-        except SdrsegError:
-            work = None
+        except SdrsegError as error:
+            problem = str(error)
         if work is not None and experiment.hash not in done:
             if (base := _base(experiment)) in known or _is_stored(experiment, data, store):
                 work = work.without_base()
@@ -182,6 +183,6 @@ def plan(
         row |= work.to_dict() if work else dict.fromkeys(("steps", "images", "iterations", "scored"))
         seconds, row["machine"] = seconds_of(experiment, work, finished) if work else (None, None)
         row["seconds"] = None if seconds is None else round(seconds, 1)
-        row["done"] = experiment.hash in done
+        row |= {"problem": problem, "done": experiment.hash in done}
         rows.append(row)
     return rows
