@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image
 
 import sdrseg
 from extend_data import NAMES, QUICK, SMALL, base_folder, base_run, coco_folder, masks_folder
+from formats import save
 from runs import Quiet
 from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.job import reopen_job
@@ -97,7 +99,7 @@ def test_other_classes_of_an_extension_where_background_is_not_scored(tmp_path):
     given = {"data": tmp_path / "base", "settings": settings, "bases": tmp_path / "bases", "display": Quiet()}
     train("folder:offline", "ft", tmp_path / "run", **given)
     new = masks_folder(tmp_path / "white", 7)
-    extend(tmp_path / "run", new, tmp_path / "with", method="mib", max_forgetting=0.0, **GIVEN)
+    extend(tmp_path / "run", new, tmp_path / "with", method="mib", max_forgetting=-100.0, **GIVEN)
     change_classes(tmp_path / "with", tmp_path / "without", {}, ["red", "blue"])
     before, after = (json.loads((tmp_path / run / "steps/1/extension.json").read_text()) for run in ("with", "without"))
     ids = json.loads((tmp_path / "run/scenario.json").read_text())["steps"][0]["test_ids"]
@@ -167,12 +169,39 @@ def test_what_an_extension_kept_after_classes_were_removed(place):
     """As if they had been background: its row equals the score of the model itself, and the verdict is given anew."""
     before, after = (json.loads((place / run / "steps/1/extension.json").read_text()) for run in ("with", "without"))
     assert [c["name"] for c in after["old"]] == [c["name"] for c in before["old"] if c["name"] != "red"]
-    assert after["new"] == [] and after["false_alarms_on_background"] == 0
+    assert after["new"] == []
     unknown = ("kept_elsewhere", "regressions", "false_alarms")
     assert all(before[key] is not None and after[key] is None for key in unknown)  # it takes both models to tell
     scored = json.loads((place / "without/steps/1/metrics.json").read_text())["classes"][0]
     assert after["old"][0]["after"] == pytest.approx(100 * scored["iou"]) != before["old"][0]["after"]
     assert before["verdict"]["met"] and "could not be measured" in after["verdict"]["missed"][0]
+
+
+def test_false_alarms_on_background_after_an_old_class_was_removed(place, tmp_path):
+    """Its pixels are background, too. A file without matrices, of an earlier version, cannot tell."""
+    everywhere = masks_folder(tmp_path / "black", 8)
+    for file in (everywhere / "masks").iterdir():
+        save(file, np.full_like(np.array(Image.open(file)), 255))  # so that the model paints black over others
+    extend(place / "run", everywhere, tmp_path / "with", method="ft", display=Quiet())
+    change_classes(tmp_path / "with", tmp_path / "less", {}, ["red"])
+    found = json.loads((tmp_path / "less/steps/1/extension.json").read_text())
+    model, alarms, pixels = sdrseg.load(tmp_path / "less", device="cpu"), 0, 0
+    for file in old_masks(place):
+        truth = np.array(Image.open(file))
+        outside = (truth == 0) | (truth == NAMES.index("red"))
+        predicted = model.predict(file.parent.parent / "images" / file.name).mask
+        alarms += int((outside & (predicted == 7)).sum())  # the channel of black
+        pixels += int(outside.sum())
+    assert alarms > 0 and found["false_alarms_on_background"] == pytest.approx(alarms / pixels)
+    shutil.copytree(tmp_path / "with", tmp_path / "earlier")
+    file = tmp_path / "earlier/steps/1/extension.json"
+    saved = json.loads(file.read_text())
+    saved.pop("confusion"), saved.pop("complete")
+    file.write_text(json.dumps(saved))
+    change_classes(tmp_path / "earlier", tmp_path / "from-earlier", {}, ["red"])
+    earlier = json.loads((tmp_path / "from-earlier/steps/1/extension.json").read_text())
+    assert earlier["false_alarms_on_background"] is earlier["old"][0]["after"] is None
+    assert earlier["old"][1:] == found["old"][1:] and earlier["forgetting"] == found["forgetting"]
 
 
 def test_removed_classes_are_not_part_of_an_extension(place, tmp_path):
