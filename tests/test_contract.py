@@ -25,6 +25,7 @@ from sdrseg.engine.passes import CompiledPass
 from sdrseg.engine.run import train
 from sdrseg.engine.speed import make_pass
 from sdrseg.methods import METHODS, Method, StepInfo
+from sdrseg.methods.base import adds_code
 from sdrseg.network import build_network
 
 from methods_bench import N_NEW, N_OLD, begin, make_batch, make_config
@@ -295,6 +296,11 @@ class Scaled:
 def test_code_of_any_kind_counts_as_code_of_its_own(code, base):
     kind = type("Own", (METHODS[base],), {"name": "own", "summary": "own", "after_update": code})
     assert kind(make_config(base)).needs_teacher
+
+
+def test_a_value_in_place_of_code_counts_as_code():
+    kind = type("Own", (METHODS["ft"],), {"name": "own", "summary": "own", "decision": "sigmoid"})
+    assert adds_code(kind, METHODS["ft"]) and not adds_code(METHODS["mib"], METHODS["ft"])
 
 
 def test_a_method_without_code_of_its_own_has_a_teacher_only_for_its_terms():

@@ -163,6 +163,7 @@ def test_three_steps_of_importances(name, shared):
             method = METHODS[name](config, Processes(alone=True))
             method.load_state_dict(state)
     assert set(method.memory) == set(METHODS[name].carried)
+    assert method.last_penalty == 0  # it is only logged, and would differ in its last digits after an interruption
     for found, expected in zip(held, by_hand(name, way, gradients), strict=False):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
@@ -192,7 +193,52 @@ def test_a_custom_method_with_code_trains_its_own_step_0():
         name = "stronger"
         switches = {**METHODS["ewc"].switches, "importance.weight": From(7.0, "a test")}
 
-    assert [base_of(kind, config)[0] for kind in (Doubled, Stronger)] == [Doubled, AllImportances]
+    class Sigmoids(METHODS["ewc"]):
+        name = "sigmoids"
+        decision = "sigmoid"  # it is saved with step 0
+
+    kinds = (Doubled, Stronger, Sigmoids)
+    assert [base_of(kind, config)[0] for kind in kinds] == [Doubled, AllImportances, Sigmoids]
+
+
+class Surveyed(METHODS["ewc"]):
+    """A survey after step 0, which the class that trains it does not make."""
+
+    trains_step0_like = AllImportances
+    seen = 0
+
+    def survey(self, batch, student, teacher):
+        self.seen += len(batch.ids)
+
+    def state_dict(self):
+        return super().state_dict() | {"seen": torch.tensor(self.seen)}
+
+
+class SurveyedFisher(Surveyed):
+    """One that replaces some of the statistics."""
+
+    trains_step0_like = AllImportances
+
+    def end_survey(self, when):
+        self.memory["fisher"]["classifier.bias"] = torch.full_like(self.memory["fisher"]["classifier.bias"], 7.0)
+
+
+def test_a_survey_changes_only_what_it_changes(tmp_path, monkeypatch):
+    """In the memory of a shared step 0, also where that was trained before."""
+    kinds = {"surveyed": Surveyed, "surveyed-fisher": SurveyedFisher}
+    for name, kind in kinds.items():
+        monkeypatch.setattr(kind, "name", name, raising=False)
+        monkeypatch.setitem(METHODS, name, kind)
+    memories = {}
+    for name in ("surveyed", "ewc", "surveyed-fisher"):
+        run(tmp_path / name, name)
+        memories[name] = load_tensors(tmp_path / name / "steps/0/memory.safetensors")
+    seen = memories["surveyed"].pop("seen")
+    assert seen > 0 and memories["surveyed"].keys() == memories["ewc"].keys()
+    for name, tensor in memories["ewc"].items():
+        assert torch.equal(memories["surveyed"][name], tensor), name
+        wanted = torch.full_like(tensor, 7.0) if name == "importance.fisher.classifier.bias" else tensor
+        assert torch.equal(memories["surveyed-fisher"][name], wanted), name
 
 
 class Counting(METHODS["ewc"]):
@@ -231,6 +277,14 @@ def test_a_state_without_some_statistics_is_explained():
     state = {key: tensor for key, tensor in method.state_dict().items() if ".path." not in key}
     with pytest.raises(SdrsegError, match=r"method pi: the saved state lacks path\. .* start in a new folder"):
         method.load_state_dict(state)
+
+
+def test_a_model_without_statistics_is_explained():
+    method = METHODS["rw"](make_config("rw"), Processes(alone=True))
+    for names in ([], ["prototypes.sum"], ["importance.fisher.head.weight", "importance.iteration"]):
+        with pytest.raises(SdrsegError, match=r"rw needs statistics of the steps before \(fisher, saved\), which this"):
+            method.require_state(names)
+    method.require_state(["importance.fisher.head.weight", "importance.saved.head.weight"])
 
 
 def test_new_rows_keep_their_own_score():

@@ -32,7 +32,7 @@ from sdrseg.methods import (
 )
 from sdrseg.methods.base import From
 from sdrseg.methods.latent import require_official
-from sdrseg.methods.show import show_method
+from sdrseg.methods.show import show_method, show_methods
 from sdrseg.methods.terms import Term
 from sdrseg.network import build_network
 from sdrseg.variants import SparsityVariant
@@ -194,8 +194,12 @@ def test_all_methods_of_the_paper_are_there():
     assert {f"ablation-{row}" for row in (1, 2, 3, 4, 5, 6, 7, "cl")} <= set(METHODS)
 
 
-def test_only_four_methods_train_a_step_0_of_their_own():
-    assert {name for name in PAPER if METHODS[name].own_step0} == {"lwf-mc", "ewc", "pi", "rw"}
+def test_step_0_is_plain_training_except_for_four_methods_of_which_three_share_it(capsys):
+    trainers = {name: METHODS[name].trainer_of_step0().name for name in PAPER if METHODS[name].own_step0}
+    assert trainers == {"lwf-mc": "lwf-mc", **dict.fromkeys(("ewc", "pi", "rw"), "importance")}
+    show_methods("lwf-mc", json=False), show_methods("ewc", json=False)
+    shown = capsys.readouterr().out.split("ewc")
+    assert "own" in shown[0] and "shared" not in shown[0] and "shared" in shown[1]
 
 
 @pytest.mark.parametrize(

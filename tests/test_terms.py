@@ -104,6 +104,13 @@ def test_a_subclass_adds_settings_to_those_of_its_base():
         METHODS.pop("shifted")
 
 
+def test_a_step_0_that_needs_settings_of_another_method_is_refused():
+    like = {"name": "like", "summary": "s", "trains_step0_like": METHODS["laps"].trains_step0_like}
+    with pytest.raises(UsageError, match="Like: trains_step0_like names a method with settings of its own, laps"):
+        register_method(type("Like", (METHODS["ewc"],), like))
+    assert "like" not in METHODS
+
+
 @pytest.mark.parametrize("base", ["laps", "ft"])
 def test_settings_add_up_over_several_classes_and_are_declared_once(base):
     """A second default would share a base with the first: keys of bases leave out what has its default."""

@@ -1,10 +1,11 @@
-"""For a model that another method trained, such as a shared step 0: the state of this run's method after a survey."""
+"""For a model that another method trained, such as a shared step 0: the memory of this run's method after a survey."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sdrseg.config import Config
@@ -16,15 +17,17 @@ from sdrseg.network import load_network
 from sdrseg.scenario import Step
 
 
-def surveyed(job: Job, step: Step, config: Config, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the method adds to the memory of step 0; empty if it trained step 0 itself or has no survey."""
+def surveyed(
+    job: Job, step: Step, config: Config, model: Mapping[str, Tensor], memory: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The memory of step 0: that of the method that trained it, with what a survey by this run's method changes."""
     if job.method.survey is job.base[0].survey:
-        return {}
+        return dict(memory)
     ids = step.train_ids
     cache = job.cache("train", "train", ids)
     batches = survey_batches(job.source, ids, step.train_table, config, share=job.share, cache=cache)
-    method = survey_with(model, job, job.config, len(step.channels), batches)
-    return {name: tensor for name, tensor in method.state_dict().items() if not name.startswith("prototypes.")}
+    found, changed = survey_with(model, job, job.config, len(step.channels), batches)
+    return {**memory, **{name: tensor for name, tensor in found.items() if name in changed or name not in memory}}
 
 
 def survey_with(
@@ -34,8 +37,9 @@ def survey_with(
     classes: int,
     batches: Batches,
     through: Callable[[Method], Any] = lambda method: method,
-) -> Method:
-    """The run's method after a survey with a saved model, as at the end of a step 0 with all its classes.
+) -> tuple[dict[str, Tensor], set[str]]:
+    """The memory of the run's method after a survey with a saved model, as at the end of a step 0 with all its classes,
+    and the names of the tensors that the survey changed.
 
     `through`: what passes the survey on to the method.
     """
@@ -46,7 +50,9 @@ def survey_with(
     network.load_state_dict(model)  # restored, because a method may initialise rows in step 0
     network.freeze_statistics()
     network.keep_stages = method.needs_stages
+    before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     surveyor = through(method)
     if surveyor.wants_survey("after"):
         survey(job.fabric, surveyor, network, None, batches, "after")
-    return method
+    found = method.state_dict()
+    return found, {name for name, tensor in before.items() if name in found and not torch.equal(found[name], tensor)}

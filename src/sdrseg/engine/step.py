@@ -78,7 +78,7 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
             )
         stored = job.bases.load(key) if job.processes.rank == 0 else None  # other machines may not have the store
         model, memory = job.fabric.broadcast(stored)
-        memory |= surveyed(job, step, config, model)
+        memory = surveyed(job, step, config, model, memory)
         if job.processes.rank == 0:
             decision = method_type(config).decision
             _save(job, step, model, memory, _meta(job, step, config, decision, {"base": key, "base_rounded": rounded}))
@@ -89,11 +89,11 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
     bad = training.run()
     method.end_step(student)
     model, memory = student.state_dict(), method.state_dict()
-    own = surveyed(job, step, config, model) if step.number == 0 else {}
+    own = surveyed(job, step, config, model, memory) if step.number == 0 else memory
     if job.processes.rank == 0:
         more = ({"base": key} if key else {}) | ({"lowered_rate": rate} if rate < 1 else {})
         meta = _meta(job, step, config, method.decision, more)
-        _save(job, step, model, {**memory, **own}, meta)
+        _save(job, step, model, own, meta)
         if key is not None and not bad and rate == 1:  # with skipped images it would be a different base
             facts = {"spec": job.spec, "classes": len(step.channels)}
             job.bases.save(key, model, memory, {**facts, "images": files_digest(job.source, step.train_ids)})
@@ -141,6 +141,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
         job.display.say(load_weights(student, config.net.weights, config.net))
     else:
         memory = job.folder.load_memory(step.number - 1)
+        method.require_state(memory)
         method.load_state_dict({n: t.to(job.fabric.device) for n, t in memory.items()})
         if new > 0 and method.needs_teacher:
             teacher = copy.deepcopy(student).eval().requires_grad_(False)

@@ -149,8 +149,8 @@ def _surveyed(job: Job, parent: Parent, views: Views) -> dict[str, Tensor]:
     job.display.say(f"remembering old classes from {quantity(len(views.ids), 'image')}: {views.description}")
     batches = survey_batches(views.source, views.ids, views.table, config, share=job.share)
     surveyor = partial(_Survey, views=views, decision=parent.decision)
-    method = survey_with(model, job, config, len(parent.classes), batches, surveyor)
-    return {name: t for name, t in method.state_dict().items() if name.startswith(("memory.", "prototypes."))}
+    found, _ = survey_with(model, job, config, len(parent.classes), batches, surveyor)
+    return {name: t for name, t in found.items() if name.startswith(("memory.", "prototypes."))}
 
 
 class _Survey:

@@ -98,7 +98,9 @@ def extend(
     job.replays, job.data, job.silenced = more is not None, folder, tuple(added_again(parent, new.names))
     job.chosen = tuple(sorted({*read_settings(file, ()), *(settings or {})}))
     usual = configured(None, None)
-    uses = needed(job.method(config.of_step(plan.step.number), job.processes))
+    built = job.method(config.of_step(plan.step.number), job.processes)
+    built.require_state(parent.folder.load_memory(parent.step))
+    uses = needed(built)
     notes = [*new.notes, *old_data_notes(parent, more), *method_notes(parent, method, name)]
     notes += without_effect(job, usual)
     notes += [*memory_notes(name, uses, known, views is not None, images), *label_notes(job, plan)]

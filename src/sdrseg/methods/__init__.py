@@ -72,6 +72,12 @@ def register_method(method: M) -> M:
     if method.settings:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", method.name) or method.name in (*Config().sections(), "step"):
             raise UsageError(f"{method.name!r} cannot name a section of settings. Choose another name for the method.")
+    trainer = method.trainer_of_step0()
+    if lacking := trainer.own_sections().keys() - method.own_sections().keys():
+        raise UsageError(
+            f"{method.__qualname__}: trains_step0_like names a method with settings of its own, "
+            f"{', '.join(sorted(lacking))}, which this one does not have. Name that of the class that it extends."
+        )
     own = sections_of(TERMS.values()) | method.own_sections()
     for term in method.own_terms:
         require_sound(term, own)

@@ -6,7 +6,7 @@ latent.py. A method with custom behaviour overrides the hooks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -35,15 +35,19 @@ OF_PYTHON = ("__dict__", "__weakref__", "__annotate__", "__annotate_func__")
 def adds_code(method: type, *to: type) -> bool:
     """Whether a class defines code or terms besides those of the classes `to` and their bases.
 
-    Code is anything that can be called or computes an attribute, except classes (`settings`, `trains_step0_like`) and
-    what Python itself adds to a class.
+    Code is anything that can be called or computes an attribute, and a value in place of it (`decision = "sigmoid"`),
+    but not classes (`settings`, `trains_step0_like`) and what Python itself adds to a class.
     """
     known = {base for one in to for base in one.__mro__}
     added = [member for kind in method.__mro__ if kind not in known for member in vars(kind).items()]
     if any(name == "own_terms" and value for name, value in added):
         return True
-    code = [value for name, value in added if name not in OF_PYTHON and not isinstance(value, type)]
-    return any(callable(value) or hasattr(value, "__get__") for value in code)
+    members = [(name, value) for name, value in added if name not in OF_PYTHON and not isinstance(value, type)]
+    return any(_is_code(value) or any(_is_code(vars(kind).get(name)) for kind in known) for name, value in members)
+
+
+def _is_code(member: Any) -> bool:
+    return callable(member) or hasattr(member, "__get__")
 
 
 class From(NamedTuple):
@@ -277,6 +281,9 @@ class Method(PixelTerms):
     def state_dict(self) -> dict[str, Tensor]:
         """The state to save, as tensors by name."""
         return self.latent.state_dict()
+
+    def require_state(self, names: Collection[str]) -> None:
+        """Raise an error if a later step cannot begin with this state of the step before; `names`: of its tensors."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.latent.load_state_dict(state)

@@ -119,6 +119,7 @@ class ImportanceMethod(Method):
         self.end_statistics(self._parameters(student))
         self.memory = self._without(self.temporary)
         self.anchors, self.importances = {}, {}  # computed again from the model and the statistics
+        self.last_penalty = torch.zeros_like(self.last_penalty)  # for the log only, and summed with rounding
 
     def importance(self, name: str) -> Tensor:
         """The importance of a parameter of the old model, 0..1, in its shape."""
@@ -143,6 +144,15 @@ class ImportanceMethod(Method):
         state |= {f"{PREFIX}.{kind}.{n}": tensor for kind, named in kept.items() for n, tensor in named.items()}
         numbers = {"iteration": torch.tensor(self.iteration), "rows": torch.tensor(self.rows, dtype=torch.long)}
         return state | {f"{PREFIX}.{n}": t for n, t in numbers.items()} | {f"{PREFIX}.penalty": self.last_penalty}
+
+    def require_state(self, names: Collection[str]) -> None:
+        kinds = {name.split(".")[1] for name in names if name.startswith(f"{PREFIX}.")}
+        if not kinds >= {*self.carried}:
+            raise SdrsegError(
+                f"{self.name} needs statistics of the steps before ({', '.join(self.carried)}), which this model does "
+                f"not have: other methods do not gather them. Choose another method, or train with {self.name} from "
+                f"step 0 on."
+            )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         super().load_state_dict(state)

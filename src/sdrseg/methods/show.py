@@ -36,7 +36,7 @@ def show_methods(pattern: str, json: bool) -> None:
         ("Methods", [m for m in found if m not in STUDIES]),
         ("Studies", [m for m in found if m in STUDIES]),
     ):
-        rows = [[m.name, m.summary, _build(m).objective(), "own" if m.own_step0 else "shared"] for m in chosen]
+        rows = [[m.name, m.summary, _build(m).objective(), _whose_step0(m)] for m in chosen]
         if rows:
             print_table(title, headers, rows)
 
@@ -84,6 +84,10 @@ def show_method(name: str, preset: str, task: str | None, json: bool) -> None:
     if values:
         rows = [[key, _short(v.value), v.source, by] for by, key, v in values]
         print_table("Settings", ["setting", "value", "source", "set by"], rows)
+
+
+def _whose_step0(method: type[Method]) -> str:
+    return "own" if method.own_step0 and method.trainer_of_step0() is method else "shared"
 
 
 def _step0(method: type[Method]) -> str:
