@@ -16,7 +16,9 @@ from PIL import Image
 from extend_data import SMALL, base_folder
 from runs import SPEC, TINY, Quiet, content, run
 from sdrseg.config import load_config, parse_settings
+from sdrseg.datasets.folder.masks import Folder
 from sdrseg.datasets.order import TrainOrder
+from sdrseg.datasets.sealed import Sealed
 from sdrseg.engine import evaluate
 from sdrseg.engine.bases import BaseStore, base_key, export_base, parse_size, write_base
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
@@ -176,6 +178,20 @@ def test_scores_are_not_shared_where_a_test_image_has_changed(tmp_path, monkeypa
     train("folder:offline", "ft", tmp_path / "changed", **given)
     train("folder:offline", "ft", tmp_path / "again", **given)
     assert scored == [0] and len(list((tmp_path / "bases").glob("*/score-*.json"))) == 2
+
+
+def test_a_class_that_overrides_image_has_the_content_of_its_pixels(tmp_path):
+    base_folder(tmp_path, 2)
+
+    class Darker(Folder):
+        def image(self, id):
+            return super().image(id) // 2
+
+    plain, darker = (kind(tmp_path) for kind in (Folder, Darker))
+    (id,) = plain.ids("train")[:1]
+    assert plain.image_content(id) == (tmp_path / f"images/{id}.png").read_bytes()
+    assert darker.image_content(id).endswith((plain.image(id) // 2).tobytes())
+    assert Sealed(darker).image_content(id) == darker.image_content(id)
 
 
 def test_changed_image_files_are_noticed_where_a_base_is_taken(tmp_path):

@@ -119,6 +119,11 @@ class Source(ABC):
         image = self.image(id)
         return f"{image.shape} ".encode() + image.tobytes()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "image" in vars(cls) and "image_content" not in vars(cls):  # that of a base class belongs to other images
+            cls.image_content = Source.image_content  # type: ignore[method-assign]
+
     def pair(self, id: str) -> tuple[Array, Array]:
         """Image and mask of one id, which must have the same size."""
         image, mask = self.image(id), self.mask(id)

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sdrseg.datasets.extended import Extended
 from sdrseg.datasets.index import map_with_threads
 from sdrseg.datasets.source import Source
@@ -24,7 +26,7 @@ VERSION = 1
 def score_file(job: Job, step: Step) -> Path | None:
     """The file for the score of this model on these images, or None if it is not a base of the store.
 
-    Its name is a hash of everything that the score depends on, the images and the device included.
+    Its name is a hash of what the score depends on, the images, the device and the version of torch included.
     """
     if job.processes.rank > 0 or step.number > 0 or isinstance(job.source, Extended):
         return None
@@ -34,6 +36,7 @@ def score_file(job: Job, step: Step) -> Path | None:
     config, masks = job.config, job.indexes[step.test_split].digest_by_id
     facts: list[Any] = [VERSION, meta["files"]["model"]["sha256"], meta["decision"], config.eval.transform]
     facts += [config.eval.batch_size, config.run.precision, device_name(job.fabric.device), job.processes.world]
+    facts.append(torch.__version__)
     digest = hashlib.sha256(json.dumps(facts).encode())
     digest.update(step.test_table.tobytes())
     images = map_with_threads(partial(_content, job.source), step.test_ids)
