@@ -407,6 +407,10 @@ def test_a_class_that_is_predicted_everywhere_does_not_pass_if_false_alarms_are_
     assert any("warning: ft has nothing that keeps" in note for note in alone.notes)
     show_extension(alone, json=False)
     assert "100.0 % of white is found" in capsys.readouterr().out
+    show_extension(alone, json=True)
+    printed = json.loads(capsys.readouterr().out)["result"]  # without the matrices, which have a number per two classes
+    assert alone.result == printed | {key: alone.result[key] for key in ("confusion", "complete")}
+    assert not {"confusion", "complete"} & printed.keys()
     page = write_report([tmp_path / "alone"], tmp_path / "report.html")[0].read_text()
     assert "unlabelled pixels of the new images are ignored" in page
     both = extend(place / "run", place / "white", tmp_path / "both", min_new_iou=50.0, **given)
@@ -472,6 +476,12 @@ def test_a_model_has_the_options_of_the_function():
 
 def test_the_default_of_every_kind_of_model_is_a_method():
     assert set(DEFAULTS.values()) <= set(METHODS)
+
+
+def test_a_method_whose_statistics_the_model_lacks_is_refused_before_anything_is_written(place, tmp_path):
+    with pytest.raises(SdrsegError, match=r"ewc needs statistics of the steps before \(fisher\), which this model"):
+        extend(place / "run", place / "white", tmp_path / "out", method="ewc", display=Quiet())
+    assert not (tmp_path / "out").exists()
 
 
 def test_prototypes_that_laps_did_not_update_are_made_again(place, tmp_path):

@@ -362,7 +362,9 @@ def test_settings_that_several_methods_share_become_a_letter(tmp_path, sdrseg):
     assert [block.values for block in table.blocks] == [block.values for block in whole.blocks]
     for number, one in enumerate(made):
         (tmp_path / f"{number}.json").write_text(json.dumps(one))
+    (tmp_path / "4.json").unlink()
     assert "[A]: train.epochs=8" in sdrseg("compare", tmp_path, "--format", "markdown")[1]
+    assert ": mib [A] − sdr [A]: " in sdrseg("compare", tmp_path, "--format", "markdown", "--reference", "sdr [A]")[1]
     assert "mib train.epochs=8 train.batch_size=16" in sdrseg("compare", tmp_path, "--format", "csv")[1]
     assert [_letters(n) for n in (0, 25, 26, 51, 52, 701, 702)] == ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
     assert abbreviated(compare(made[:2])) == compare(made[:2])  # nothing differs

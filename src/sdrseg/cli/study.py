@@ -107,7 +107,7 @@ ToFile = Annotated[Path | None, typer.Option("--to", metavar="FILE", help="A new
 def compare(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Runs, results, or folders of results.")],
     reference: Annotated[
-        str | None, typer.Option(metavar="ROW", help="Compare with this row; by default the first.")
+        str | None, typer.Option(metavar="ROW", help="Compare with this row; by default one with most seeds.")
     ] = None,
     transform: Transform = None,
     format: Format = "terminal",

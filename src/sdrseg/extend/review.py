@@ -24,6 +24,8 @@ from sdrseg.labels import VOID
 from sdrseg.metrics import StepScore, as_background, iou_of_all, mean_of, with_known_background
 
 EXTENSION = "extension.json"
+MATRICES = ("confusion", "complete")
+"""Confusion matrices in extension.json: on all old test images, and on those that label all classes."""
 WORST = 6
 """How many images of each kind are saved for the report."""
 
@@ -79,8 +81,7 @@ def review(
         "false_alarms": _worst(compared, "false_alarm"),
         "forecast": None if before is None else before.to_dict(),
         "command": list(command),
-        "confusion": [matrix.tolist() for matrix in both],
-        "complete": [matrix.tolist() for matrix in complete],
+        **_as_lists(both, complete),
     }
     result["verdict"] = verdict(result, limits)
     write_json(job.folder.step(plan.step.number) / EXTENSION, result)
@@ -100,13 +101,13 @@ def without_classes(result: dict[str, Any], score: StepScore, n_old: int, backgr
         one["iou"] = None if one["iou"] is None else _points(score.iou[channel[one["name"]]])
     unknown = dict.fromkeys(("kept_elsewhere", "regressions", "false_alarms", "false_alarms_on_background"))
     result = {**result, **unknown, "old": old, "new": new}
-    if "confusion" not in result:
+    if not result.keys() >= {*MATRICES}:
         for one in old[:1] if background else old:
             one |= _before_after(np.nan, np.nan)
         return result
     both, complete = (
         [as_background(np.array(matrix, np.int64), score.removed, background) for matrix in result[key]]
-        for key in ("confusion", "complete")
+        for key in MATRICES
     )
     before, after = (iou_of_all(*matrices) for matrices in zip(both, complete, strict=True))
     for one in old:
@@ -116,9 +117,13 @@ def without_classes(result: dict[str, Any], score: StepScore, n_old: int, backgr
     return {
         **result,
         "false_alarms_on_background": _alarms_on_background(complete[1], n_old),
-        "confusion": [matrix.tolist() for matrix in both],
-        "complete": [matrix.tolist() for matrix in complete],
+        **_as_lists(both, complete),
     }
+
+
+def _as_lists(*of_each: Sequence[NDArray[np.int64]]) -> dict[str, Any]:
+    """Confusion matrices of the models before and after, by their names in extension.json."""
+    return {name: [matrix.tolist() for matrix in both] for name, both in zip(MATRICES, of_each, strict=True)}
 
 
 def _before_after(before: float, after: float) -> dict[str, float | None]:

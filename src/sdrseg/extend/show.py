@@ -7,7 +7,7 @@ from typing import Any
 
 from sdrseg.distributed import Processes
 from sdrseg.errors import quantity
-from sdrseg.extend.review import unmeasured, why_unmeasured
+from sdrseg.extend.review import MATRICES, unmeasured, why_unmeasured
 from sdrseg.extend.run import Extension
 from sdrseg.terminal import console, print_json, print_table
 
@@ -17,7 +17,8 @@ def show_extension(done: Extension, json: bool) -> None:
     if Processes().rank > 0:
         return
     if json:
-        print_json({**asdict(done), "run": str(done.run)})
+        result = {key: value for key, value in done.result.items() if key not in MATRICES}
+        print_json({**asdict(done), "run": str(done.run), "result": result})
         return
     result, out = done.result, console()
     rows = [[c["name"], *(_number(c[key]) for key in ("before", "after", "lost"))] for c in result["old"]]

@@ -13,7 +13,7 @@ from sdrseg.errors import UsageError, nearest, quantity
 from sdrseg.files import atomic_writer
 from sdrseg.study.cell import Cell, read_cells
 from sdrseg.study.cluster import Machines, gather, make_workers, submit
-from sdrseg.study.compare import abbreviated, compare, spec_of
+from sdrseg.study.compare import abbreviated, compare, short_labels, spec_of
 from sdrseg.study.estimate import by_base, plan
 from sdrseg.study.grid import Experiment, Study, read_study
 from sdrseg.study.paper import Grid, PaperTable, experiments_of, kept_settings, paper_table, study_of
@@ -161,7 +161,11 @@ def compare_results(
     paths: Sequence[Path], transform: str | None, reference: str | None, format: str, out: Path | None
 ) -> None:
     """`sdrseg compare`."""
-    table = compare(read_cells(paths), _known(transform), reference)
+    cells, transform = read_cells(paths), _known(transform)
+    if reference is not None:
+        full = {short: label for label, short in short_labels(compare(cells, transform)).items()}
+        reference = full.get(reference, reference)
+    table = compare(cells, transform, reference)
     show_table(table if format == "csv" else abbreviated(table), format, out)
 
 

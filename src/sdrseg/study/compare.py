@@ -74,22 +74,25 @@ def grouped(cells: Sequence[Cell], among: Sequence[Cell] = ()) -> Group:
 def abbreviated(table: Table) -> Table:
     """The same table to be read by people: [A] in place of a list of several settings that several lines share, and a
     note on what each letter means."""
+    short = short_labels(table)
+    blocks = tuple(
+        replace(block, lines=tuple(replace(line, name=short[line.name]) for line in block.lines))
+        for block in table.blocks
+    )
+    anywhere = re.compile("|".join(re.escape(label) for label in sorted(short, key=len, reverse=True)))
+    notes = [anywhere.sub(lambda found: short[found[0]], note) for note in table.notes]
+    legend = {new.partition(" ")[2]: label.partition(" ")[2] for label, new in short.items() if new != label}
+    return replace(table, blocks=blocks, notes=(*(f"{letter}: {rest}" for letter, rest in legend.items()), *notes))
+
+
+def short_labels(table: Table) -> dict[str, str]:
+    """Each label of a table with [A] in place of a list of several settings that several lines share."""
     labels = [line.name for block in table.blocks for line in block.lines]
     counts = Counter(rest for label in labels if (rest := label.partition(" ")[2]).count("=") > 1)
     recurring = [rest for rest, count in counts.items() if count > 1]
     letters = {rest: f"[{_letters(number)}]" for number, rest in enumerate(recurring)}
-
-    def short(label: str) -> str:
-        method, _, rest = label.partition(" ")
-        return f"{method} {letters[rest]}" if rest in letters else label
-
-    blocks = tuple(
-        replace(block, lines=tuple(replace(line, name=short(line.name)) for line in block.lines))
-        for block in table.blocks
-    )
-    anywhere = re.compile("|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True)))
-    notes = [anywhere.sub(lambda found: short(found[0]), note) for note in table.notes]
-    return replace(table, blocks=blocks, notes=(*(f"{name}: {rest}" for rest, name in letters.items()), *notes))
+    split = {label: label.partition(" ")[::2] for label in labels}
+    return {label: f"{method} {letters[rest]}" if rest in letters else label for label, (method, rest) in split.items()}
 
 
 def _letters(number: int) -> str:
