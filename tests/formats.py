@@ -146,6 +146,13 @@ def roboflow_yolo(root: Path) -> None:
     write(root / "data.yaml", yaml.safe_dump({**paths, "nc": 3, "names": dict(enumerate(NAMES[1:]))}))
 
 
+def yolo_whole(root: Path) -> None:
+    for scene in scenes():
+        scene.save_image(root / f"images/{scene.name}.jpg")
+        write(root / f"labels/{scene.name}.txt", yolo_lines(scene))
+    write(root / "data.yaml", yaml.safe_dump({"nc": 3, "names": list(NAMES[1:])}))
+
+
 def labelme(root: Path) -> None:
     for scene in scenes():
         scene.save_image(root / f"{scene.name}.jpg")
@@ -208,6 +215,7 @@ FORMATS: dict[str, tuple[Callable[[Path], None], str]] = {
     "stuff_maps": (stuff_maps, "images and masks"),
     "yolo": (yolo, "YOLO polygons (data.yaml)"),
     "roboflow_yolo": (roboflow_yolo, "YOLO polygons (data.yaml)"),
+    "yolo_whole": (yolo_whole, "YOLO polygons (data.yaml)"),
     "labelme": (labelme, "LabelMe JSON"),
     "pascal": (pascal, "Pascal VOC folders with labelmap.txt"),
     "labels_folder": (labels_folder, "images and masks"),

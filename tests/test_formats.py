@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from formats import FORMATS, NAMES, Scene, coco, scenes, write
+from formats import FORMATS, NAMES, Scene, coco, save, scenes, write, yolo_lines
 from runs import Quiet
 from sdrseg.datasets.folder import open_folder
 from sdrseg.datasets.index import class_index
@@ -20,7 +20,7 @@ from sdrseg.engine.run import train
 from sdrseg.errors import DataError
 from sdrseg.scenario import PROTOCOLS, build_scenario, parse_spec
 
-SHARED = ("cvat_coco", "labelme", "labels_folder")  # in which nothing says what is held out
+SHARED = ("cvat_coco", "yolo_whole", "labelme", "labels_folder")  # in which nothing says what is held out
 
 
 @pytest.fixture(scope="module")
@@ -303,3 +303,56 @@ def test_broken_labelmaps(tmp_path, line):
     file.write_text(file.read_text() + line)
     with pytest.raises(DataError, match=r"labelmap\.txt, line 6: .* is not NAME:RED,GREEN,BLUE::"):
         open_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["yolo", "coco", "pairs"])
+def test_an_image_in_both_splits_is_held_out_only(tmp_path, name, sdrseg):
+    """Its ids differ, but its file is the same."""
+    of = scenes()[:6]
+    for scene in of:
+        scene.save_image(tmp_path / f"images/{scene.name}.jpg")
+    if name == "yolo":
+        for scene in of:
+            write(tmp_path / f"labels/{scene.name}.txt", yolo_lines(scene))
+        (tmp_path / "val.txt").write_text("".join(f"images/{scene.name}.jpg\n" for scene in of[:2]))
+        write(tmp_path / "data.yaml", f"train: images\nval: val.txt\nnames: {list(NAMES[1:])}\n")
+    elif name == "coco":
+        write(tmp_path / "annotations/instances_train.json", coco(of, folder="images/"))
+        write(tmp_path / "annotations/instances_val.json", coco(of[:2], folder="images/"))
+    else:
+        for scene in of:
+            save(tmp_path / f"truth/{scene.name}.png", scene.mask)
+        for part, some in (("train", of), ("val", of[:2])):
+            lines = [f"images/{scene.name}.jpg truth/{scene.name}.png\n" for scene in some]
+            write(tmp_path / f"{part}.txt", "".join(lines))
+        write(tmp_path / "dataset.toml", f"classes = {list(NAMES)}\n")
+    source = open_folder(tmp_path)
+    held = {split: {scene_of(id).name for id in source.ids(split)} for split in ("train", "val")}
+    assert held == {"train": {scene.name for scene in of[2:]}, "val": {scene.name for scene in of[:2]}}
+    found = [problem for problem in source.problems() if problem.kind == "in train and val"]
+    assert {Path(problem.file).name for problem in found} == {f"{scene.name}.jpg" for scene in of[:2]}
+    if name == "yolo":
+        (tmp_path / "val.txt").write_text("".join(f"images/{scene.name}.jpg\n" for scene in of))
+        with pytest.raises(DataError, match=r"every training image is also held out .* Name different images"):
+            open_folder(tmp_path)
+
+
+def test_annotations_that_cannot_be_used_are_noted(tmp_path):
+    """Their objects would be trained as background without a word."""
+    FORMATS["cvat_coco"][0](tmp_path / "coco")
+    file = tmp_path / "coco/annotations/instances_default.json"
+    content = json.loads(file.read_text())
+    content["annotations"][0]["segmentation"] = []
+    file.write_text(json.dumps(content))
+    (note,) = open_folder(tmp_path / "coco").notes
+    assert note.startswith("1 annotation cannot be used, so its pixels may count as background: ") and "id 0" in note
+    content["annotations"][1]["category_id"] = 77
+    file.write_text(json.dumps(content))
+    (note,) = open_folder(tmp_path / "coco").notes
+    assert note.startswith("2 annotations cannot be used, so their pixels may count as background (`sdrseg data` lists")
+    FORMATS["labelme"][0](tmp_path / "labelme")
+    (tmp_path / "labelme/photo03.json").write_text('{"shapes": [')
+    source = open_folder(tmp_path / "labelme")
+    assert [(Path(p.file).name, p.kind) for p in source.problems()] == [("photo03.json", "unreadable")]
+    (note,) = source.notes
+    assert note.startswith(f"1 file cannot be read and is left out: {tmp_path / 'labelme/photo03.json'}, ")

@@ -53,7 +53,7 @@ def open_folder(root: Path) -> Source:
 
 def _open(format: str, root: Path) -> Source:
     source = READERS[format](root)  # type: ignore[call-arg]
-    source.notes += _without_mask(source.problems())
+    source.notes += (*_without_mask(source.problems()), *_unusable(source.problems()))
     return source
 
 
@@ -68,6 +68,26 @@ def _without_mask(problems: Iterable[Problem]) -> tuple[str, ...]:
     if len(found) == 1:
         return (f"1 image has no mask and is left out: {place}",)
     return (f"{quantity(len(found), 'image')} have no mask and are left out, such as {place}",)
+
+
+def _unusable(problems: Iterable[Problem]) -> tuple[str, ...]:
+    """Notes on annotations that cannot be used, and on files that cannot be read."""
+    problems, notes = list(problems), []
+    for kinds, one, several in (
+        (("unreadable",), "file cannot be read and is left out", "files cannot be read and are left out"),
+        (
+            ("broken annotation", "unknown category"),
+            "annotation cannot be used, so its pixels may count as background",
+            "annotations cannot be used, so their pixels may count as background",
+        ),
+    ):
+        found = [problem for problem in problems if problem.kind in kinds]
+        if len(found) == 1:
+            notes.append(f"1 {one}: {found[0].file}, {found[0].detail}")
+        elif found:
+            first = f"{found[0].file}, {found[0].detail}"
+            notes.append(f"{len(found)} {several} (`sdrseg data` lists them), such as {first}")
+    return tuple(notes)
 
 
 def _recognise(root: Path) -> dict[str, str]:

@@ -63,7 +63,8 @@ class Drawn(Source):
             splits, note = lists_or_share(settings, self.root, images, images)
         else:
             train, val = (tuple(sorted(parts.get(split, ()))) for split in SPLITS)
-            splits = check_splits(self.root, Splits(train, val, by, problems), need_val=settings.val > 0)
+            files = {id: drawing.file for part in parts.values() for id, drawing in part.items()}
+            splits = check_splits(self.root, Splits(train, val, by, problems), settings.val > 0, files)
         unlabelled = 0 if classes.has_background else VOID
         drawings = {id: drawing for part in parts.values() for id, drawing in part.items()}
         self._files = {id: drawing.file for id, drawing in drawings.items()}

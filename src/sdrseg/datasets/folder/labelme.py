@@ -30,18 +30,24 @@ class LabelMe(Drawn):
         settings = read_settings(root, named="LabelMe files", also=("classes",))
         problems: list[Problem] = []
         files: dict[str, tuple[Path, dict[str, Any]]] = {}
+        unreadable: set[str] = set()
         for name in sorted(find_files(root)):
             if name.endswith(".json"):
                 try:
                     files[name.removesuffix(".json")] = root / name, _load(root / name)
                 except DataError as error:
+                    unreadable.add(name.removesuffix(".json"))
                     problems.append(
                         Problem(str(root / name), "unreadable", str(error).removeprefix(f"{root / name}: "))
                     )
         pictures, more = find_by_id(root, PICTURE_SUFFIXES)
         problems += [
             *more,
-            *(Problem(str(pictures[i]), "no mask", "no .json next to it") for i in pictures if i not in files),
+            *(
+                Problem(str(file), "no mask", "no .json next to it")
+                for i, file in pictures.items()
+                if i not in files and i not in unreadable
+            ),
         ]
         names = list(settings.classes) or sorted({name for _, content in files.values() for name in _labels(content)})
         if not names:

@@ -77,7 +77,8 @@ class Folder(PictureFiles):
                 self._add(pairs.images, pairs.masks, pairs.problems)
             ids = [tuple(sorted(parts[split].images)) if split in parts else () for split in SPLITS]
             by = "lists of pairs: " + " and ".join(list_files(root)[part].name for part in listed)
-            return check_splits(root, Splits(ids[0], ids[1], by, self._problems), need_val=settings.val > 0), note
+            splits = Splits(ids[0], ids[1], by, self._problems)
+            return check_splits(root, splits, settings.val > 0, self._images), note
         layout = find_layout(root)
         if "" in layout.parts:
             pairs = find_pairs(layout.parts[""], root, "")

@@ -35,13 +35,13 @@ def drawing(segmentation: Any, size: tuple[int, int]) -> tuple[float, Any]:
         counts = segmentation.get("counts")
         runs = run_lengths(counts)
         if sum(runs) != height * width:
-            raise BrokenError(f"run lengths of {sum(runs)} pixels in an image of {height} x {width} = {height * width}")
+            raise BrokenError(f"run lengths of {sum(runs)} pixels in an image of {width}×{height} = {height * width}")
         return sum(runs[1::2]), {"counts": counts}
     if not isinstance(segmentation, list) or not segmentation:
         raise BrokenError("no segmentation (polygons or run lengths)")
     polygons = [_corners(polygon) for polygon in segmentation]
     if all(any(map(np.all, (x <= 0, y <= 0, x >= width, y >= height))) for x, y in polygons):
-        raise BrokenError(f"all polygons are outside the image of {height} x {width}")
+        raise BrokenError(f"all polygons are outside the image of {width}×{height}")
     return sum(abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1))) / 2 for x, y in polygons), segmentation
 
 

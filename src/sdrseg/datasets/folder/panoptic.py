@@ -58,7 +58,8 @@ class Panoptic(PictureFiles):
         else:
             by = "files " + " and ".join(path.relative_to(root).as_posix() for path in paths.values())
             train, val = (ids.get(split, ()) for split in SPLITS)
-            splits = check_splits(root, Splits(train, val, by, self._problems), need_val=settings.val > 0)
+            splits = Splits(train, val, by, self._problems)
+            splits = check_splits(root, splits, settings.val > 0, self._images)
         self._ids = {"train": splits.train, "val": splits.val}
         self.split_by = splits.by
         self._problems = sorted({*self._problems, *splits.problems})

@@ -83,14 +83,32 @@ def choose_parts(settings: Settings, root: Path, found: Mapping[str, T], missing
     return {"train": found["train"], "val": found[wanted]}, note
 
 
-def check_splits(root: Path, splits: Splits, need_val: bool) -> Splits:
-    """Return the splits, or raise an error if one that is needed is empty."""
+def check_splits(root: Path, splits: Splits, need_val: bool, files: Mapping[str, Path] | None = None) -> Splits:
+    """Return the splits, or raise an error if one that is needed is empty. `files`: the images by id; one that both
+    splits have under different ids is held out only."""
+    if files is not None:
+        splits = _without_held_out(root, splits, files)
     for split, ids in (("train", splits.train), ("val", splits.val)):
         if not ids and (split == "train" or need_val):
             one_of_each = {problem.kind: str(problem) for problem in sorted(splits.problems, reverse=True)}
             found = f" Found: {'; '.join(one_of_each.values())}." if one_of_each else ""
             raise DataError(f"{root}: no usable image in {split} (split by {splits.by}).{found}\n{LAYOUTS}")
     return splits
+
+
+def _without_held_out(root: Path, splits: Splits, files: Mapping[str, Path]) -> Splits:
+    """The splits without training images that are held out as well, each of which is a problem."""
+    shared = {files[id].name for id in splits.train} & {files[id].name for id in splits.val}
+    held = {files[id].resolve() for id in splits.val if files[id].name in shared}
+    twice = [id for id in splits.train if files[id].name in shared and files[id].resolve() in held]
+    if twice and len(twice) == len(splits.train):
+        raise DataError(
+            f"{root}: every training image is also held out (split by {splits.by}), such as {files[twice[0]]}. Name "
+            f"different images for train and val."
+        )
+    problems = [Problem(str(files[id]), "in train and val", "it is kept in val only") for id in twice]
+    train = tuple(id for id in splits.train if id not in {*twice})
+    return splits._replace(train=train, problems=[*splits.problems, *problems])
 
 
 def unpaired(images: Mapping[str, Path], masks: Mapping[str, Path]) -> list[Problem]:

@@ -34,14 +34,19 @@ class Yolo(Drawn):
         classes, labels = arrange_named(settings, list(names.values()), path)
         label_of = {number: labels[name] for number, name in names.items()}
         found = {part: files for part, keys in NAMES.items() if (files := _images(root, content, keys))}
-        if not found:
-            raise DataError(f"{path}: no images found in the folders of train, val and test.\n{LAYOUTS}")
-        chosen, note = choose_parts(
-            settings, root, {p: (p, files) for p, files in found.items()}, f"{{}} of {path.name}"
-        )
+        chosen: dict[Split | None, tuple[str, dict[str, Path]]] = {}
+        note = ""
+        if found:
+            named = {part: (f"{part}/", files) for part, files in found.items()}
+            by_split, note = choose_parts(settings, root, named, f"{{}} of {path.name}")
+            chosen = dict(by_split.items())
+        elif (root / "images").is_dir():
+            chosen = {None: ("", find_by_id(root / "images", PICTURE_SUFFIXES)[0])}
+        if not any(files for _, files in chosen.values()):
+            raise DataError(f"{path}: no images found in images/ or the folders of train, val and test.\n{LAYOUTS}")
         problems: list[Problem] = []
         parts: dict[Split | None, dict[str, Drawing]] = {}
-        for split, (part, files) in chosen.items():
+        for split, (prefix, files) in chosen.items():
             parts[split] = {}
             for id, file in files.items():
                 label = label_file(file)
@@ -51,7 +56,7 @@ class Yolo(Drawn):
                     problems.append(Problem(str(file), "unreadable", str(error).removeprefix(f"{file}: ")))
                     continue
                 problems += _draw(drawn, label, label_of)
-                parts[split][f"{part}/{id}"] = drawn
+                parts[split][f"{prefix}{id}"] = drawn
         if not any(drawn.shapes for drawings in parts.values() for drawn in drawings.values()):
             first = f" First problem: {problems[0]}." if problems else ""
             raise DataError(f"{path}: no polygon found in labels/*.txt next to the images.{first}")
