@@ -24,7 +24,7 @@ from sdrseg.colours import contrast, shade, text_on
 from sdrseg.config import load_config, parse_settings
 from sdrseg.datasets.shapes import Shapes
 from sdrseg.errors import SdrsegError
-from sdrseg.methods import method_layers
+from sdrseg.methods import method_layers, method_values
 from sdrseg.reporting import write_report
 from sdrseg.reporting.collect import collect, command_line
 from sdrseg.reporting.latent import measure, normalised_counts, project
@@ -416,6 +416,15 @@ def test_the_command_line_gives_the_same_configuration(report_runs, page):
             == run.config
         )
         assert command_line(run) in [text_of(e) for e in page.all("code")]
+
+
+def test_the_command_of_a_method_that_is_not_known_has_what_was_set_only(report_runs):
+    """config.json has what such a method sets itself."""
+    run = collect([report_runs["sdr"]])[0]
+    values = method_values("sdr", "default", "8-1", "shapes")
+    unknown = replace(run, identity=run.identity | {"method": "gone", "method_values": values})
+    named = command_line(run).replace("--method sdr", "--method FILE.py:gone")
+    assert command_line(unknown) == named and "--set" in named
 
 
 @pytest.mark.parametrize("needs_folder", [True, False])

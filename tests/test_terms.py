@@ -104,6 +104,38 @@ def test_a_subclass_adds_settings_to_those_of_its_base():
         METHODS.pop("shifted")
 
 
+def test_the_term_of_a_base_finds_its_weight_in_a_subclass():
+    """Settings are in the section of the first class that has some, also where a subclass adds more or none."""
+
+    def value(method, batch, student, teacher):
+        return student.features.float().mean()
+
+    class Base(METHODS["mib"]):
+        name = "base"
+        settings = {"weight": setting(5.0, "λ", 0)}
+        own_terms = (Term("pull", "a pull", "P", weight="base.weight", compute=value),)
+
+    class Plain(Base):
+        name = "plain"
+        summary = "the same"
+
+    class More(Base):
+        name = "more"
+        summary = "one more setting"
+        settings = {"scale": setting(2.0, "a scale", 0)}
+
+    try:
+        for kind in (Base, Plain, More):
+            register_method(kind)
+            config = load_config("voc", None, {"base.weight": 3.0}, (), own_sections(kind.name))
+            method = kind(config)
+            assert method.own.weight == 3.0 and method.weights()["pull"] == 3.0
+        assert method.own.scale == 2.0
+    finally:
+        for name in ("base", "plain", "more"):
+            METHODS.pop(name, None)
+
+
 def test_a_step_0_that_needs_settings_of_another_method_is_refused():
     like = {"name": "like", "summary": "s", "trains_step0_like": METHODS["laps"].trains_step0_like}
     with pytest.raises(UsageError, match="Like: trains_step0_like names a method with settings of its own, laps"):
@@ -123,7 +155,7 @@ def test_settings_add_up_over_several_classes_and_are_declared_once(base):
         name = "second"
         settings = {"scale": setting(2.0, "of new rows", 0)}
 
-    section = "laps" if base == "laps" else "second"
+    section = "laps" if base == "laps" else "first"
     kind = Second.own_sections()[section]
     assert (kind().shift, kind().scale) == (0.5, 2.0) and hasattr(kind(), "ridge") == (base == "laps")
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sdrseg.config import Config, saved_config
+from sdrseg.config import Config, load_config, saved_config
 from sdrseg.config.net import Net
 from sdrseg.decision import Decision, read_decision
 from sdrseg.engine.folder import RunFolder, load_part, read_meta
 from sdrseg.errors import SdrsegError, first_line
+from sdrseg.methods import method_layers, own_sections
 from sdrseg.network import Network, load_network
+from sdrseg.scenario import parse_spec, saved_source
 
 MADE_BY = "run.json"
 """In a step that was copied from another run: config.json of the run that made it."""
@@ -55,6 +58,20 @@ def made_by(step: Path, run: Path) -> dict[str, Any]:
     if not (isinstance(saved, dict) and isinstance(saved.get("config"), dict)):
         raise SdrsegError(f"{file}: not the configuration of a run. Restore it from a copy.")
     return saved
+
+
+def usual_values(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that data set, preset and method give the settings of a run, by key, as in JSON. `saved`: its
+    config.json, which has those of a custom method that is not known here."""
+    spec = parse_spec(saved["spec"])
+    source = saved_source(spec.source, saved.get("data_set"))
+    try:
+        layers = method_layers(saved["method"], saved["preset"], spec.task, source)
+        own = own_sections(saved["method"])
+        more: dict[str, Any] = {}
+    except SdrsegError:
+        layers, own, more = [], {}, saved.get("method_values") or {}
+    return {s.key: s.plain for s in load_config(source, between=layers, own=own).settings()} | more
 
 
 def step_config(step: Path, run: Path) -> Config:

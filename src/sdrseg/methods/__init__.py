@@ -70,8 +70,9 @@ def register_method(method: M) -> M:
             if not isinstance(value, From):
                 raise UsageError(f'{method.__qualname__}: write {key!r}: From({value!r}, "where it comes from").')
     if method.settings:
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", method.name) or method.name in (*Config().sections(), "step"):
-            raise UsageError(f"{method.name!r} cannot name a section of settings. Choose another name for the method.")
+        section = method.own_section()
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", section) or section in (*Config().sections(), "step"):
+            raise UsageError(f"{section!r} cannot name a section of settings. Choose another name for the method.")
     trainer = method.trainer_of_step0()
     if lacking := trainer.own_sections().keys() - method.own_sections().keys():
         raise UsageError(
@@ -89,7 +90,7 @@ def register_method(method: M) -> M:
 
 def _require_distinct(method: type[Method]) -> None:
     """Raise an error if a name of the method's terms is taken: two terms, or two sections, would become one."""
-    names, section = [term.name for term in method.own_terms], method.section or method.name
+    names, section = [term.name for term in method.own_terms], method.own_section()
     if taken := [name for name in names if name in TERMS or names.count(name) > 1]:
         raise UsageError(f"{method.__qualname__}: the term {taken[0]!r} exists already. Choose another name.")
     if method.settings and section in sections_of([*TERMS.values(), *method.own_terms]):

@@ -90,7 +90,7 @@ class Method(PixelTerms):
     """Custom settings: {"weight": setting(10.0, "λ")} is `--set NAME.weight=3` and `self.own.weight`. Or a frozen
     dataclass of settings. A subclass adds to those of its class: `--set laps.weight=3` for one of LAPS."""
     section: ClassVar[str] = ""
-    """The section of these settings, for methods that share one; by default the method's name."""
+    """The section of these settings; by default the name of the first class that has settings."""
     own_terms: ClassVar[tuple[Term, ...]] = ()
     """Custom terms."""
     own_step0: ClassVar[bool] = False
@@ -119,9 +119,16 @@ class Method(PixelTerms):
         return cls if cls.trains_step0_like is None or adds_code(cls, declared_in) else cls.trains_step0_like
 
     @classmethod
+    def own_section(cls) -> str:
+        """The section of the custom settings."""
+        having = [kind for kind in cls.__mro__ if any(vars(base).get("settings") for base in kind.__mro__)]
+        names = [vars(kind)["name"] for kind in having if "name" in vars(kind)]
+        return cls.section or (names[-1] if names else cls.name)
+
+    @classmethod
     def own_sections(cls) -> dict[str, type]:
         """The sections of the configuration with the settings of this class and of its terms, by name."""
-        name, of_terms = cls.section or cls.name, sections_of(cls.own_terms)
+        name, of_terms = cls.own_section(), sections_of(cls.own_terms)
         made: type | None = None
         for kind in reversed(cls.__mro__):
             if settings := vars(kind).get("settings"):
@@ -131,7 +138,7 @@ class Method(PixelTerms):
     @property
     def own(self) -> Any:
         """The values of the custom settings."""
-        return self.config.own[self.section or self.name]
+        return self.config.own[self.own_section()]
 
     @property
     def replayable(self) -> bool:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sdrseg.colours import Colour, class_colours
-from sdrseg.config import Config, load_config, saved_config, write_setting
+from sdrseg.config import Config, saved_config, write_setting
 from sdrseg.datasets.extended import Extended
 from sdrseg.engine.folder import RunFolder
+from sdrseg.engine.saved import usual_values
 from sdrseg.errors import SdrsegError
 from sdrseg.extend.review import EXTENSION
-from sdrseg.methods import METHODS, method_layers, own_sections
+from sdrseg.methods import METHODS
 from sdrseg.metrics import StepScore, summary
 from sdrseg.scenario import SOURCES, parse_spec, saved_source
 
@@ -40,7 +41,7 @@ class RunRecord:
 
     label: str
     folder: RunFolder
-    identity: dict[str, Any]  # spec, method, preset, sdrseg; terms and data_set: what was saved of custom code
+    identity: dict[str, Any]  # spec, method, preset, sdrseg; terms, data_set, method_values: saved of custom code
     config: Config
     scenario: dict[str, Any]
     scores: tuple[StepScore, ...]
@@ -163,7 +164,7 @@ def _read(folder: RunFolder, identity: dict[str, Any], label: str) -> RunRecord:
             f"imported model is scored when it is extended."
         )
     environment = folder.read_environments()
-    facts = {key: identity.get(key) for key in ("spec", "method", "preset", "terms", "data_set")}
+    facts = {key: identity.get(key) for key in ("spec", "method", "preset", "terms", "data_set", "method_values")}
     facts["sdrseg"] = environment[-1].get("sdrseg") if environment else None
     log = tuple(entry for entry in folder.read_log() if entry["event"] == "train" and "losses" in entry)
     return RunRecord(label, folder, facts, config, scenario, tuple(scores), tuple(metas), tuple(environment), log)
@@ -206,16 +207,13 @@ def command_line(run: RunRecord) -> str:
     if of_data:
         args[2] = f"{of_data}{str(spec).removeprefix(spec.source)}"
     try:
-        source = saved_source(spec.source, run.identity["data_set"])
-        args += ["--data", "PATH"] if source.needs_folder else []
-        layers = method_layers(method, preset, spec.task, source)
-        config = load_config(source, between=layers, own=own_sections(method))
-        usual = {s.key: s.value for s in config.settings()}
-    except SdrsegError:  # a custom method that is not known here: write every setting
+        args += ["--data", "PATH"] if saved_source(spec.source, run.identity["data_set"]).needs_folder else []
+        usual = usual_values(run.identity)
+    except SdrsegError:  # a custom data set that is not known here: write every setting
         usual = {}
-    for key, _, value in run.config.settings():
-        if key not in usual or usual[key] != value:
-            args += ["--set", write_setting(key, value)]
+    for setting in run.config.settings():
+        if setting.key not in usual or usual[setting.key] != setting.plain:
+            args += ["--set", write_setting(setting.key, setting.value)]
     return shlex.join([*args, "--out", "RUN"])
 
 

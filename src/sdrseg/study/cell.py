@@ -13,14 +13,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args, get_type_hints
 
-from sdrseg.config import Config, load_config, saved_config
+from sdrseg.config import Config, saved_config
 from sdrseg.config.sections import Eval
 from sdrseg.engine.folder import RunFolder, second_score
+from sdrseg.engine.saved import usual_values
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.files import write_json
-from sdrseg.methods import method_layers, own_sections
 from sdrseg.metrics import StepScore, mean_of, without_nan
-from sdrseg.scenario import Spec, class_lists, parse_spec, saved_source
+from sdrseg.scenario import Spec, class_lists, parse_spec
 
 Cell = dict[str, Any]
 
@@ -217,15 +217,7 @@ def _origin(folder: RunFolder, saved: Mapping[str, Any], config: Config) -> dict
 
 def _settings(saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Every setting that affects results and differs from the data set, the preset and the method."""
-    spec = parse_spec(saved["spec"])
-    source = saved_source(spec.source, saved.get("data_set"))
-    try:
-        layers = method_layers(saved["method"], saved["preset"], spec.task, source)
-        own = own_sections(saved["method"])
-        more: dict[str, Any] = {}
-    except SdrsegError:  # a custom method that is not known here
-        layers, own, more = [], {}, saved.get("method_values", {})
-    usual = {s.key: s.plain for s in load_config(source, between=layers, own=own).settings()} | more
+    usual = usual_values(saved)
     matters = [s for s in config.settings() if s.affects != "nothing"]
     changed = {s.key: s.plain for s in matters if s.key not in usual or s.plain != usual[s.key]}
     return changed | ({"net.weights": Path(config.net.weights).name} if "net.weights" in changed else {})
