@@ -18,6 +18,7 @@ from runs import SPEC, TINY, Quiet, content, run
 from sdrseg.config import load_config, parse_settings
 from sdrseg.datasets.folder.masks import Folder
 from sdrseg.datasets.order import TrainOrder
+from sdrseg.datasets.pictures import read_image
 from sdrseg.datasets.sealed import Sealed
 from sdrseg.engine import evaluate
 from sdrseg.engine.bases import BaseStore, base_key, export_base, parse_size, write_base
@@ -178,6 +179,20 @@ def test_scores_are_not_shared_where_a_test_image_has_changed(tmp_path, monkeypa
     train("folder:offline", "ft", tmp_path / "changed", **given)
     train("folder:offline", "ft", tmp_path / "again", **given)
     assert scored == [0] and len(list((tmp_path / "bases").glob("*/score-*.json"))) == 2
+
+
+def test_a_file_without_permission_is_not_to_be_removed(tmp_path, monkeypatch):
+    save_tensors(tmp_path / "model.safetensors", {"a": torch.zeros(2)})
+    Image.new("RGB", (4, 4)).save(tmp_path / "image.png")
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Image, "open", refuse)
+    for read, name in ((load_tensors, "model.safetensors"), (read_image, "image.png")):
+        with pytest.raises(SdrsegError, match=rf"{name}: cannot be read \(Permission denied\)\. Change its perm"):
+            read(tmp_path / name)
 
 
 def test_a_class_that_overrides_image_has_the_content_of_its_pixels(tmp_path):

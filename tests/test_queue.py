@@ -310,6 +310,13 @@ class Loud(sdrseg.Method):
         METHODS.pop("loud", None)
 
 
+def test_settings_of_another_method_of_the_grid_are_explained(tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_text(TINY_FILE.replace('["ft", "mib"]', '["laps", "ft"]') + "[laps]\nviews = 2\n")
+    with pytest.raises(UsageError, match=r"unknown section \[laps\].* The method ft has no section \[laps\]: "):
+        read_study(file)
+
+
 @pytest.mark.parametrize("step", [0, 2])
 def test_a_signal_during_a_score_stops_the_queue(tmp_path, step):
     """After the last score, too, when no iteration follows that could notice it."""

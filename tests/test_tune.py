@@ -22,6 +22,7 @@ from sdrseg.datasets.shapes import Shapes
 from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.files import write_json
+from sdrseg.methods import METHODS
 from sdrseg.metrics import StepScore
 from sdrseg.scenario import build_scenario, parse_spec
 from sdrseg.study import tuning
@@ -339,3 +340,29 @@ def test_the_command_has_settings_that_can_be_parsed_again():
     words = shlex.split(tuning.train_command(search, {"kd.weight": 2.0}))
     texts = [text for word, text in pairwise(words) if word == "--set"]
     assert parse_settings(texts) == {**values, "data.scale": [0.5, 1.5], "kd.weight": 2.0}
+
+
+def test_a_method_from_a_file_is_tuned_by_the_default_strategy(tmp_path, sdrseg):
+    file = tmp_path / "gentle.py"
+    file.write_text(
+        "import sdrseg\nfrom sdrseg import From\n\n\n@sdrseg.register_method\nclass Gentle(sdrseg.Method):\n"
+        "    name = 'gentle'\n    summary = 'LwF'\n"
+        "    switches = {'kd.kind': From('standard', 'mine'), 'kd.weight': From(1.0, 'mine')}\n"
+    )
+    try:
+        options = ["--bases", tmp_path / "bases", *(word for text in TINY for word in ("--set", text))]
+        command = ["tune", "shapes:8-2@disjoint", "--method", file, "--out", tmp_path / "tune", *options]
+        code, out, err = sdrseg(*command, "--trials", 1, "--set", "shapes.train=150")
+        assert code == 0, err
+        assert "step 1" in out
+    finally:
+        METHODS.pop("gentle", None)
+
+
+@pytest.mark.parametrize("name", ["tune.json", "tune.svg", "journal.log", "trials/mine.txt"])
+def test_a_search_does_not_begin_in_a_folder_with_files_of_these_names(tmp_path, name):
+    (tmp_path / "tune" / name).parent.mkdir(parents=True)
+    (tmp_path / "tune" / name).write_text("mine")
+    with pytest.raises(UsageError, match=r"exists and is not of a search of sdrseg\. Choose a new folder with --out"):
+        tuned(tmp_path).claim("ranges")
+    assert (tmp_path / "tune" / name).read_text() == "mine" and not (tmp_path / "tune/search.json").exists()

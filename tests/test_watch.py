@@ -197,6 +197,15 @@ def test_a_divergence_names_the_term_that_grew_first_and_its_setting(log_every):
     assert "Lower kd.weight or optim.lr_later and start in a new folder" in said and "on_divergence=lower" in said
 
 
+@pytest.mark.parametrize("log_every", [1, 3, 20])
+def test_a_long_tail_that_is_not_finite_does_not_hide_what_grew_first(log_every):
+    """As many values as are kept; pm has grown from the second iteration on, kd when all was lost."""
+    tail = [nan] * 16
+    terms = {"ce": [2.0] * 4, "kd": [0.1, 0.1, 0.1, 50.0], "pm": [1e-9, 0.01, 0.6, 12.0]}
+    terms = {name: [*values, *tail] for name, values in terms.items()}
+    assert "pm grew first" in diverging(log_every, terms)
+
+
 def test_a_term_without_a_weight_is_lowered_by_the_rate():
     said = diverging(1, {"ce": [1.0, inf]}, step=0)
     assert "the term ce is not finite; ce grew first" in said and "Lower optim.lr and start" in said

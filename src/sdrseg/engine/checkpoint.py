@@ -38,6 +38,8 @@ def load_tensors(file: Path, sha256: str | None = None, remedy: str = "Restore i
     """Read tensors by name; the error for a missing, truncated or foreign file names it and a remedy."""
     try:
         content = file.read_bytes()
+    except PermissionError as error:
+        raise SdrsegError(f"{file}: cannot be read ({error.strerror}). Change its permissions.") from error
     except OSError as error:
         raise SdrsegError(f"{file}: cannot be read ({error.strerror}). {remedy}") from error
     if sha256 is not None and (found := hashlib.sha256(content).hexdigest()) != sha256:

@@ -219,10 +219,8 @@ class Watch:
 
     def _grown_first(self) -> str:
         """The first term that grew far beyond its earlier values."""
-        initial = {
-            name: statistics.median([value for _, value in list(series)[: max(1, len(series) // 3)]])
-            for name, series in self._recent.items()
-        }
+        finite = {name: [v for _, v in series if math.isfinite(v)] or [0.0] for name, series in self._recent.items()}
+        initial = {name: statistics.median(some[: max(1, len(some) // 3)]) for name, some in finite.items()}
         grown = []
         for name in self._recent.keys() - {"loss"}:
             most = GROWN * max(initial[name], 0.01 * initial["loss"])  # distillation begins at 0

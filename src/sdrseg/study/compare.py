@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sdrseg.errors import UsageError
+from sdrseg.errors import UsageError, quantity
 from sdrseg.scenario import parse_spec
 from sdrseg.study.cell import Cell, scores_of
 from sdrseg.study.statistics import Difference, difference, spread
@@ -22,21 +22,30 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
     """A block per scenario with a line per setup; notes state the differences to the reference."""
     if not cells:
         raise UsageError("No results to compare. Name runs, results or folders of results.")
-    blocks, notes = [], []
+    if transform is not None and all(scores_of(cell, transform) is None for cell in cells):
+        have = " and ".join(sorted({cell["eval"] for cell in cells}))
+        raise UsageError(f"No result was scored with {transform}, only with {have}. Leave out --eval.")
+    blocks, notes, compared = [], [], 0
     for spec in dict.fromkeys(spec_of(cell) for cell in cells):
         groups = grouped([cell for cell in cells if spec_of(cell) == spec], cells)
         _require_comparable(groups)
-        lines = []
+        lines, most = [], max(map(len, groups.values()))
         for label, some in groups.items():
             found = [_values(cell, transform) for cell in some]
             values = (Value(spread([f[name] for f in found if f[name] is not None])) for name in VALUES)
-            lines.append(Line(label, tuple(values), some[0]["scenario"] != "offline"))
+            lines.append(Line(label, tuple(values), some[0]["scenario"] != "offline" and len(some) == most))
+            if len(some) < most:
+                notes.append(f"{spec}: {label} is not ranked: it has {len(some)} of {quantity(most, 'seed')}.")
+            if all(scores_of(cell, transform) is None for cell in some):
+                notes.append(f"{spec}: {label} was not scored with {transform}.")
         rows = ranked(lines)  # forgetting is not ranked, because lower is better
         rows = tuple(Line(r.name, (*r.values[:3], Value(r.values[3].ours)), r.ranked) for r in rows)
         blocks.append(Block(spec, VALUES, rows))
-        notes += [f"{spec}: {d.sentence()}" for d in differences(groups, "all", transform, reference)]
-    if len(notes) > 1:
-        notes.append(f"{len(notes)} comparisons without correction: with many, some intervals exclude 0 by chance.")
+        found_here = differences(groups, "all", transform, reference)
+        compared += len(found_here)
+        notes += [f"{spec}: {d.sentence()}" for d in found_here]
+    if compared > 1:
+        notes.append(f"{compared} comparisons without correction: with many, some intervals exclude 0 by chance.")
     transforms = sorted({transform or cell["eval"] for cell in cells})
     images = " and ".join(sorted({cell["scored_on"] for cell in cells}))
     scored = f"mIoU in per cent on {images}, scored with {' and '.join(transforms)}"

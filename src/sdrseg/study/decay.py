@@ -7,7 +7,6 @@ nearly as well as by fine-tuning. The model of that trial is the one from which 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.watch import NotFiniteError
 from sdrseg.errors import UsageError, quantity
 from sdrseg.files import write_json
-from sdrseg.methods import find_method
+from sdrseg.methods import find_method, resolve_method
 from sdrseg.metrics import StepScore
 from sdrseg.study.queue import drop_models
 from sdrseg.study.ranges import around, stability_of
@@ -76,7 +75,7 @@ class Decay:
         if spent or (self.stop_at is not None and time.monotonic() > self.stop_at):
             raise BudgetError("the budget is used up")
         file = self.search.out / "trials" / folder / "trial.json"
-        known = json.loads(file.read_text()) if file.exists() else {}
+        known = RunFolder(file.parent).read_json(file.name) if file.exists() else {}
         settings = self._settings(method) | _of_step(step, values)
         if known.get("settings") != settings:
             known = {"settings": settings, "score": round(self.up_to(step, folder, method, settings), 4)}
@@ -128,11 +127,11 @@ def stability_decay(
     if search.oracle:
         raise UsageError("--oracle belongs to a search over ranges: add --search or --range.")
     search.require_new_classes()
-    usual, method = search.config(), find_method(search.method)
+    usual, method = search.config(), find_method(resolve_method(search.method))
     if not method(usual.of_step(1)).iterates(1):
         raise UsageError(
             f"{search.method} trains nothing in later steps, so learning rates and weights do not matter there. Search "
-            f"settings of its own, such as --range {method.section or method.name}.SETTING=LOW:HIGH."
+            f"settings of its own, such as --range {method.own_section()}.SETTING=LOW:HIGH."
         )
     search.claim("stability decay")
     decay = Decay(search, trials, None if minutes is None else time.monotonic() + 60 * minutes)

@@ -206,7 +206,17 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
         layers = method_layers(method, preset, spec.task, spec.source)
     except UsageError as error:
         raise UsageError(f"{origin}: {error}") from error
-    config = load_config(spec.source, between=[*layers, (origin, nested(settings))], own=own_sections(method))
+    own = own_sections(method)
+    try:
+        config = load_config(spec.source, between=[*layers, (origin, nested(settings))], own=own)
+    except UsageError as error:
+        sections = {key.partition(".")[0] for key in settings}
+        if unknown := sorted(sections - own.keys() - Config().sections().keys() - {"step"}):
+            raise UsageError(
+                f"{error} The method {method} has no section [{unknown[0]}]: name settings of another method in a "
+                f"[[grid]] with that method only."
+            ) from error
+        raise
     if config.train.batch_size == AUTO:
         raise UsageError(f"{origin}: train.batch_size = auto depends on the machine. An experiment needs a number.")
     return Experiment(spec, method, preset, config, settings, {key: settings[key] for key in varied if key in settings})

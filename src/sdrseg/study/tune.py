@@ -83,6 +83,9 @@ class Search:
         own = json.loads(json.dumps({**facts, "oracle": self.oracle, "settings": settings}))
         file = self.out / "search.json"
         if not file.exists():
+            ours = [path for name in ("tune.*", "trials", "journal.log") for path in self.out.glob(name)]
+            if ours and not file.exists():  # which another worker may have written by now, before anything else
+                raise UsageError(f"{ours[0]} exists and is not of a search of sdrseg. Choose a new folder with --out.")
             write_json(file, own)
             return
         saved = RunFolder(self.out).read_json(file.name)
