@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from sdrseg.config import load_config
-from sdrseg.config.setting import setting
 from sdrseg.datasets.augment import normalise
 from sdrseg.engine.bases import base_of
 from sdrseg.errors import UsageError
@@ -33,7 +32,6 @@ from sdrseg.methods import (
 from sdrseg.methods.base import From
 from sdrseg.methods.latent import require_official
 from sdrseg.methods.show import show_method, show_methods
-from sdrseg.methods.terms import Term
 from sdrseg.network import build_network
 from sdrseg.variants import SparsityVariant
 
@@ -486,53 +484,6 @@ def test_a_custom_method_is_a_class():
         assert set(stage.terms[0]) == {"ce", "kd"}
     finally:
         del METHODS["gentle"]
-
-
-@pytest.mark.parametrize(
-    ("switches", "message"),
-    [({"ce.init": "mib"}, "write 'ce.init': From\\('mib', "), ({"kd": From(1.0, "mine")}, "'kd' is not a switch")],
-)
-def test_switches_of_another_form_are_named(switches, message):
-    with pytest.raises(UsageError, match=f"Odd: {message}"):
-        register_method(type("Odd", (Method,), {"name": "odd", "summary": "odd", "switches": switches}))
-    assert "odd" not in METHODS
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (lambda f: f.mean(), "more_terms returns Tensor, not a dict"),
-        (lambda f: {"own": f}, r"the term 'own' is not a tensor of one number, but shape \(\d+, "),
-        (lambda f: {"own": 3.0}, "the term 'own' is not a tensor of one number, but float"),
-        (lambda f: {"ce": f.mean()}, "returns 'ce', which exists already"),
-    ],
-)
-def test_terms_of_another_form_are_named(more, message):
-    def more_terms(self, batch, student, teacher):
-        return more(student.features)
-
-    METHODS["odd"] = type("Odd", (Method,), {"name": "odd", "summary": "odd", "more_terms": more_terms})
-    try:
-        with pytest.raises(UsageError, match=f"method odd: .*{message}"):
-            begin("odd", "disjoint").iterate(1)
-    finally:
-        del METHODS["odd"]
-
-
-@pytest.mark.parametrize(("value", "found"), [(lambda f: f, r"shape \("), (lambda f: 3.0, "float")])
-def test_an_own_term_that_is_no_number_is_named(value, found):
-    def compute(method, batch, student, teacher):
-        return value(student.features)
-
-    term = Term("own", "own", "L_own", "odd.weight", False, compute)
-    settings = {"weight": setting(1.0, "λ")}
-    members = {"name": "odd", "summary": "odd", "settings": settings, "own_terms": (term,), "replayable": True}
-    METHODS["odd"] = type("Odd", (Method,), members)
-    try:
-        with pytest.raises(UsageError, match=f"method odd: the term 'own' is not a tensor of one number, but {found}"):
-            begin("odd", "disjoint").iterate(1)
-    finally:
-        del METHODS["odd"]
 
 
 def test_generated_data_has_weights_that_its_learning_rate_bears() -> None:

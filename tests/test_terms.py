@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runs import TINY, Quiet, run
-from sdrseg import Term, load, register_method, register_term, setting, train
+from sdrseg import From, Term, load, register_method, register_term, setting, train
 from sdrseg.config import load_config, parse_settings
 from sdrseg.engine.bases import base_of
 from sdrseg.engine.evaluate import score_again
@@ -341,3 +341,50 @@ def test_weights_may_depend_on_the_step(own):
     trained("run")
     code, said, _ = own("methods", "near.py", "--json")
     assert code == 0 and json.loads(said)["weights"]["near"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("switches", "message"),
+    [({"ce.init": "mib"}, "write 'ce.init': From\\('mib', "), ({"kd": From(1.0, "mine")}, "'kd' is not a switch")],
+)
+def test_switches_of_another_form_are_named(switches, message):
+    with pytest.raises(UsageError, match=f"Odd: {message}"):
+        register_method(type("Odd", (Method,), {"name": "odd", "summary": "odd", "switches": switches}))
+    assert "odd" not in METHODS
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (lambda f: f.mean(), "more_terms returns Tensor, not a dict"),
+        (lambda f: {"own": f}, r"the term 'own' is not a tensor of one number, but shape \(\d+, "),
+        (lambda f: {"own": 3.0}, "the term 'own' is not a tensor of one number, but float"),
+        (lambda f: {"ce": f.mean()}, "returns 'ce', which exists already"),
+    ],
+)
+def test_terms_of_another_form_are_named(more, message):
+    def more_terms(self, batch, student, teacher):
+        return more(student.features)
+
+    METHODS["odd"] = type("Odd", (Method,), {"name": "odd", "summary": "odd", "more_terms": more_terms})
+    try:
+        with pytest.raises(UsageError, match=f"method odd: .*{message}"):
+            begin("odd", "disjoint").iterate(1)
+    finally:
+        del METHODS["odd"]
+
+
+@pytest.mark.parametrize(("value", "found"), [(lambda f: f, r"shape \("), (lambda f: 3.0, "float")])
+def test_an_own_term_that_is_no_number_is_named(value, found):
+    def compute(method, batch, student, teacher):
+        return value(student.features)
+
+    term = Term("own", "own", "L_own", "odd.weight", False, compute)
+    settings = {"weight": setting(1.0, "λ")}
+    members = {"name": "odd", "summary": "odd", "settings": settings, "own_terms": (term,), "replayable": True}
+    METHODS["odd"] = type("Odd", (Method,), members)
+    try:
+        with pytest.raises(UsageError, match=f"method odd: the term 'own' is not a tensor of one number, but {found}"):
+            begin("odd", "disjoint").iterate(1)
+    finally:
+        del METHODS["odd"]

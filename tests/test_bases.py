@@ -1,0 +1,219 @@
+"""Models of step 0: shared by runs, with their scores, and taken to other machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+import torch
+from PIL import Image
+
+from extend_data import SMALL, base_folder
+from runs import SPEC, TINY, Quiet, content, run
+from sdrseg.config import load_config, parse_settings
+from sdrseg.datasets.folder.masks import Folder
+from sdrseg.datasets.sealed import Sealed
+from sdrseg.engine import evaluate
+from sdrseg.engine.bases import BaseStore, base_key, export_base, parse_size, write_base
+from sdrseg.engine.evaluate import score_again
+from sdrseg.engine.job import prepare_job
+from sdrseg.engine.run import train
+from sdrseg.errors import SdrsegError, UsageError
+from sdrseg.methods import METHODS
+from sdrseg.scenario import parse_spec
+from sdrseg.study.cell import cell_of
+
+
+def test_the_base_is_trained_once_for_all_methods_and_shared_by_sequential(finished, tmp_path):
+    store = finished.parent / "bases"
+    assert len(list(store.iterdir())) == 1
+    base = (finished / "steps/0/model.safetensors").read_bytes()
+    for method, spec in (("mib", SPEC), ("ft", "shapes:8-1@sequential")):
+        run(tmp_path / method, method, spec=spec, bases=store)
+        assert (tmp_path / method / "steps/0/model.safetensors").read_bytes() == base
+    assert len(list(store.iterdir())) == 1
+    run(tmp_path / "ewc", "ewc", bases=store)
+    assert len(list(store.iterdir())) == 2  # a step 0 of its own
+
+
+def test_runs_that_share_step_0_share_its_scores(tmp_path, monkeypatch):
+    """Scored once; the same numbers as without sharing, and nothing else is taken for them."""
+    scored, real = [], evaluate.score
+    monkeypatch.setattr(
+        evaluate, "score", lambda job, step, *more: scored.append(step.number) or real(job, step, *more)
+    )
+    store = tmp_path / "bases"
+    run(tmp_path / "ft", "ft", bases=store)
+    run(tmp_path / "mib", "mib", bases=store)
+    assert scored == [0, 1, 2, 1, 2]
+    (file,) = store.glob("*/score-*.json")
+    found = [json.loads((tmp_path / name / "steps/0/metrics.json").read_text()) for name in ("ft", "mib")]
+    assert found[0] == found[1] and found[0] == json.loads(file.read_text()) | {"scored_on": "the test images"}
+    assert [r["same"] for r in score_again(tmp_path / "mib")] == [True, True, True]  # scored again, not read
+    scored.clear()
+    run(tmp_path / "other", "ft", "eval.transform=full_image", "eval.batch_size=3", bases=store)
+    assert scored[0] == 0 and len(list(store.glob("*/score-*.json"))) == 2
+    for damaged in ("{", "[]", json.dumps({**found[0], "confusion": [[1]]}), json.dumps({**found[0], "classes": 7})):
+        file.write_text(damaged)
+        scored.clear()
+        shutil.rmtree(tmp_path / "mib")
+        run(tmp_path / "mib", "mib", bases=store)
+        assert scored == [0, 1, 2] and json.loads(file.read_text())["confusion"] == found[0]["confusion"]
+
+
+def test_scores_are_not_shared_where_a_test_image_has_changed(tmp_path, monkeypatch):
+    """Also in a file of the same size, and with the time of the old one."""
+    data, (height, width) = base_folder(tmp_path / "data", 24), (32, 32)
+    for file in (data / "images").iterdir():
+        Image.open(file).save(file.with_suffix(".bmp"))  # every file has the same size
+        file.unlink()
+    given = {"data": data, "settings": {**SMALL, "train.epochs": 1}, "bases": tmp_path / "bases", "display": Quiet()}
+    train("folder:offline", "ft", tmp_path / "first", **given)
+    (id, *_) = json.loads((tmp_path / "first/scenario.json").read_text())["steps"][0]["test_ids"]
+    image = data / f"images/{id}.bmp"
+    time, size = image.stat().st_mtime_ns, image.stat().st_size
+    Image.new("RGB", (width, height), (230, 30, 30)).save(image)
+    os.utime(image, ns=(time, time))
+    assert image.stat().st_size == size
+    scored, real = [], evaluate.score
+    monkeypatch.setattr(
+        evaluate, "score", lambda job, step, *more: scored.append(step.number) or real(job, step, *more)
+    )
+    train("folder:offline", "ft", tmp_path / "changed", **given)
+    train("folder:offline", "ft", tmp_path / "again", **given)
+    assert scored == [0] and len(list((tmp_path / "bases").glob("*/score-*.json"))) == 2
+
+
+def test_a_class_that_overrides_image_has_the_content_of_its_pixels(tmp_path):
+    base_folder(tmp_path, 2)
+
+    class Darker(Folder):
+        def image(self, id):
+            return super().image(id) // 2
+
+    plain, darker = (kind(tmp_path) for kind in (Folder, Darker))
+    (id,) = plain.ids("train")[:1]
+    assert plain.image_content(id) == (tmp_path / f"images/{id}.png").read_bytes()
+    assert darker.image_content(id).endswith((plain.image(id) // 2).tobytes())
+    assert Sealed(darker).image_content(id) == darker.image_content(id)
+
+
+def test_changed_image_files_are_noticed_where_a_base_is_taken(tmp_path):
+    base_folder(tmp_path / "data", 24)
+    given = {"data": tmp_path / "data", "settings": {**SMALL, "train.epochs": 1}, "bases": tmp_path / "bases"}
+
+    def said(out: str) -> list[str]:
+        display = Quiet()
+        train("folder:offline", "ft", tmp_path / out, **given, display=display)
+        return [str(text) for text in display.said if "other sizes" in str(text)]
+
+    assert said("first") == said("again") == []
+    file = sorted((tmp_path / "data/images").iterdir())[0]
+    Image.open(file).save(file.with_suffix(".bmp"))
+    file.unlink()
+    (warning,) = said("changed")
+    assert "pass another --bases" in warning
+
+
+def test_a_base_belongs_to_protocols_that_treat_the_background_alike(tmp_path):
+    config = load_config("shapes", None, parse_settings(TINY))
+    job = prepare_job(parse_spec(SPEC), "ft", config, None, tmp_path / "run", None, Quiet())
+    facts = (METHODS["ft"], config, job.scenario.steps[0], job.indexes["train"])
+    keys = {protocol: base_key(*facts, protocol) for protocol in ("sequential", "disjoint", "overlapped")}
+    assert keys["sequential"] == keys["disjoint"] != keys["overlapped"]
+    parts = load_config("shapes", None, parse_settings([*TINY, "run.accumulate=2"]))  # batch norm sees them
+    assert base_key(facts[0], parts, *facts[2:], "disjoint") != keys["disjoint"]
+
+
+def test_the_store_may_be_in_the_run(tmp_path):
+    run(tmp_path / "run", "ft", bases=tmp_path / "run/bases")
+    assert len(list((tmp_path / "run/bases").iterdir())) == 1
+
+
+def test_a_run_that_is_refused_makes_no_store(tmp_path):
+    with pytest.raises(SdrsegError, match="nowhere"):
+        run(tmp_path / "run", "ft", "net.weights=nowhere.pth", bases=tmp_path / "deep/store")
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_stored_base_needs_no_weights(finished, tmp_path, monkeypatch):
+    def load_weights(*_):
+        raise SdrsegError("the weights are not at hand")
+
+    monkeypatch.setattr("sdrseg.engine.step.load_weights", load_weights)
+    run(tmp_path / "run", "mib", bases=finished.parent / "bases")
+    with pytest.raises(SdrsegError, match="not at hand"):
+        run(tmp_path / "other", "mib", bases=tmp_path / "empty")
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "closed", "closed/below"])
+def test_a_store_that_cannot_be_written_is_reported_before_the_folder_is_made(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "closed").mkdir(mode=0o500)
+    if where.startswith("closed") and os.access(tmp_path / "closed", os.W_OK):
+        pytest.skip("root may write everywhere")
+    with pytest.raises(SdrsegError, match=rf"{where}: cannot be written \(.*--bases"):
+        run(tmp_path / "run", bases=tmp_path / where)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_store_that_cannot_be_written_is_read(finished, tmp_path):
+    store = tmp_path / "bases"
+    shutil.copytree(finished.parent / "bases", store)
+    if os.geteuid() != 0 or subprocess.run(["mount", "-o", "bind,ro", store, store]).returncode:
+        pytest.skip("cannot mount anything here")
+    try:
+        run(tmp_path / "run", bases=store)
+        with pytest.raises(SdrsegError, match=r"bases: cannot be written \(Read-only file system"):
+            run(tmp_path / "other", "sdr", "train.seed=5", bases=store)
+        assert content(tmp_path / "run") == content(finished) and not (tmp_path / "other").exists()
+    finally:
+        subprocess.run(["umount", "-l", store])
+
+
+def test_a_base_travels_in_shards_of_float16(finished, tmp_path):
+    store = BaseStore(finished.parent / "bases")
+    key = next(p.name for p in store.folder.iterdir() if (p / "meta.json").exists())
+    model, memory = store.load(key)
+    write_base(tmp_path / "travel", {"key": key}, model, memory, half=True, shard_bytes=200_000)
+    files = list((tmp_path / "travel").glob("*.safetensors"))
+    assert len(files) > 2 and all(file.stat().st_size <= 200_000 for file in files)
+    other = BaseStore(tmp_path / "store")
+    assert other.import_from(tmp_path / "travel") == key
+    again, remembered = other.load(key)
+    assert again.keys() == model.keys()
+    for name, tensor in model.items():
+        assert again[name].shape == tensor.shape and again[name].dtype == tensor.dtype
+        assert torch.allclose(again[name].float(), tensor.float(), rtol=1e-3, atol=1e-6)
+        if tensor.dim() <= 1:
+            assert torch.equal(again[name], tensor)  # batch norm stays as it was
+    assert torch.equal(remembered["prototypes.image.seen"], memory["prototypes.image.seen"])
+    assert other.rounded(key) and not store.rounded(key)
+    write_base(tmp_path / "whole", {"key": key}, model, memory)
+    exact = BaseStore(tmp_path / "exact")
+    assert exact.import_from(tmp_path / "whole") == key and not exact.rounded(key)
+
+
+def test_a_result_says_if_its_base_was_rounded(finished, tmp_path):
+    export_base(finished, tmp_path / "travel", None)
+    BaseStore(tmp_path / "bases").import_from(tmp_path / "travel")
+    run(tmp_path / "run", "ft")
+    assert cell_of(tmp_path / "run")["base"] == "taken from the store, rounded to float16"
+    run(tmp_path / "other", "ft", bases=finished.parent / "bases")
+    assert cell_of(tmp_path / "other")["base"] == "taken from the store"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("15MB", 15_000_000), ("16MiB", 2**24), ("1.5 kB", 1500), ("200000", 200_000)]
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "many", "-3MB", "0", "1.2.3MB", "5TB"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_size(text)
