@@ -94,10 +94,18 @@ def test_a_class_that_overrides_image_has_the_content_of_its_pixels(tmp_path):
         def image(self, id):
             return super().image(id) // 2
 
-    plain, darker = (kind(tmp_path) for kind in (Folder, Darker))
+    class Halved:
+        def image(self, id):
+            return super().image(id) // 2
+
+    class Mixed(Halved, Folder):
+        pass
+
+    plain, darker, mixed = (kind(tmp_path) for kind in (Folder, Darker, Mixed))
     (id,) = plain.ids("train")[:1]
     assert plain.image_content(id) == (tmp_path / f"images/{id}.png").read_bytes()
     assert darker.image_content(id).endswith((plain.image(id) // 2).tobytes())
+    assert mixed.image_content(id) == darker.image_content(id)
     assert Sealed(darker).image_content(id) == darker.image_content(id)
 
 

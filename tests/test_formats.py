@@ -356,3 +356,14 @@ def test_annotations_that_cannot_be_used_are_noted(tmp_path):
     assert [(Path(p.file).name, p.kind) for p in source.problems()] == [("photo03.json", "unreadable")]
     (note,) = source.notes
     assert note.startswith(f"1 file cannot be read and is left out: {tmp_path / 'labelme/photo03.json'}, ")
+
+
+def test_a_split_of_yolo_that_is_not_found_is_an_error(tmp_path):
+    """It is not replaced by another split. Files with the same id are problems."""
+    FORMATS["yolo_whole"][0](tmp_path)
+    save(tmp_path / "images/photo00.png", np.zeros((32, 32, 3)))
+    assert [problem.kind for problem in open_folder(tmp_path).problems()] == ["duplicate id"]
+    for named in ("train: images/trian\nval: images/vla", "train: autosplit_train.txt", "test: images/test"):
+        write(tmp_path / "data.yaml", f"{named}\nnames: {list(NAMES[1:])}\n")
+        with pytest.raises(DataError, match=r"data\.yaml: no images found in the folders of train, val and test"):
+            open_folder(tmp_path)

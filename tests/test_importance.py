@@ -152,6 +152,7 @@ def test_three_steps_of_importances(name, shared):
             method.after_backward(student)
             with torch.no_grad():
                 bias.copy_(tensor(moved[iteration + 1]))
+            method.after_update(student)
             if step == 1 and iteration == 12:  # stopped and resumed
                 state = method.state_dict()
                 method = METHODS[name](config, Processes(alone=True))
@@ -221,6 +222,40 @@ class SurveyedFisher(Surveyed):
 
     def end_survey(self, when):
         self.memory["fisher"]["classifier.bias"] = torch.full_like(self.memory["fisher"]["classifier.bias"], 7.0)
+
+
+class Counted(METHODS["ft"]):
+    """A statistic that exists only after the survey."""
+
+    own_step0, sign, count = True, 1, None
+
+    def wants_survey(self, when):
+        return when == "after"
+
+    def survey(self, batch, student, teacher):
+        self.count = (self.count or 0) + self.sign * len(batch.ids)
+
+    def state_dict(self):
+        return super().state_dict() | ({"count": torch.tensor(self.count)} if self.count is not None else {})
+
+
+class CountedDown(Counted):
+    trains_step0_like = Counted
+    sign = -1
+
+    def survey(self, batch, student, teacher):
+        super().survey(batch, student, teacher)
+
+
+def test_what_a_survey_makes_replaces_what_the_trainer_of_step_0_made(tmp_path, monkeypatch):
+    found = []
+    for name, kind in (("counted", Counted), ("counted-down", CountedDown)):
+        monkeypatch.setattr(kind, "name", name, raising=False)
+        monkeypatch.setitem(METHODS, name, kind)
+    for name in ("counted", "counted-down"):
+        run(tmp_path / name, name)
+        found.append(int(load_tensors(tmp_path / name / "steps/0/memory.safetensors")["count"]))
+    assert found[0] > 0 and found == [found[0], -found[0]]
 
 
 def test_a_survey_changes_only_what_it_changes(tmp_path, monkeypatch):

@@ -313,7 +313,10 @@ class Loud(sdrseg.Method):
 def test_settings_of_another_method_of_the_grid_are_explained(tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text(TINY_FILE.replace('["ft", "mib"]', '["laps", "ft"]') + "[laps]\nviews = 2\n")
-    with pytest.raises(UsageError, match=r"unknown section \[laps\].* The method ft has no section \[laps\]: "):
+    with pytest.raises(UsageError, match=r"grid\.toml: the method ft has no section \[laps\]\. Name settings"):
+        read_study(file)
+    file.write_text(TINY_FILE + "[trian]\nepochs = 2\n")
+    with pytest.raises(UsageError, match=r"unknown section \[trian\]; did you mean 'train'\?$"):
         read_study(file)
 
 

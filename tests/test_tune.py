@@ -363,6 +363,6 @@ def test_a_method_from_a_file_is_tuned_by_the_default_strategy(tmp_path, sdrseg)
 def test_a_search_does_not_begin_in_a_folder_with_files_of_these_names(tmp_path, name):
     (tmp_path / "tune" / name).parent.mkdir(parents=True)
     (tmp_path / "tune" / name).write_text("mine")
-    with pytest.raises(UsageError, match=r"exists and is not of a search of sdrseg\. Choose a new folder with --out"):
+    with pytest.raises(UsageError, match=r"exists, but search\.json does not: .* Choose a new folder with --out"):
         tuned(tmp_path).claim("ranges")
     assert (tmp_path / "tune" / name).read_text() == "mine" and not (tmp_path / "tune/search.json").exists()

@@ -206,6 +206,12 @@ def test_a_long_tail_that_is_not_finite_does_not_hide_what_grew_first(log_every)
     assert "pm grew first" in diverging(log_every, terms)
 
 
+def test_terms_that_were_never_finite_are_named_where_another_began_at_zero():
+    """The loss has no finite value then, by which the growth of others could be measured."""
+    said = diverging(20, {"ce": [inf] * 6, "kd": [0.0, 0.0, 0.0, 0.0, 0.5, 0.7]})
+    assert "the term ce is not finite; ce grew first" in said
+
+
 def test_a_term_without_a_weight_is_lowered_by_the_rate():
     said = diverging(1, {"ce": [1.0, inf]}, step=0)
     assert "the term ce is not finite; ce grew first" in said and "Lower optim.lr and start" in said

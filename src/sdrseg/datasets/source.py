@@ -121,7 +121,8 @@ class Source(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "image" in vars(cls) and "image_content" not in vars(cls):  # that of a base class belongs to other images
+        first = next(kind for kind in cls.__mro__ if {"image", "image_content"} & vars(kind).keys())
+        if "image_content" not in vars(first):  # that of a later class belongs to other images
             cls.image_content = Source.image_content  # type: ignore[method-assign]
 
     def pair(self, id: str) -> tuple[Array, Array]:

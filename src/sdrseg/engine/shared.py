@@ -39,7 +39,7 @@ def survey_with(
     through: Callable[[Method], Any] = lambda method: method,
 ) -> tuple[dict[str, Tensor], set[str]]:
     """The memory of the run's method after a survey with a saved model, as at the end of a step 0 with all its classes,
-    and the names of the tensors that the survey changed.
+    and the names of the tensors that the survey made or changed.
 
     `through`: what passes the survey on to the method.
     """
@@ -55,4 +55,4 @@ def survey_with(
     if surveyor.wants_survey("after"):
         survey(job.fabric, surveyor, network, None, batches, "after")
     found = method.state_dict()
-    return found, {name for name, tensor in before.items() if name in found and not torch.equal(found[name], tensor)}
+    return found, {name for name, t in found.items() if name not in before or not torch.equal(t, before[name])}

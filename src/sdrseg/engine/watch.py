@@ -227,7 +227,7 @@ class Watch:
             beyond = [(at, value) for at, value in self._recent[name] if not value <= most]
             if beyond:
                 at, value = beyond[0]
-                grown.append((at, -value / most if math.isfinite(value) else -math.inf, name))
+                grown.append((at, -value / most if most > 0 and math.isfinite(value) else -math.inf, name))
         return min(grown)[2] if grown else "loss"
 
 

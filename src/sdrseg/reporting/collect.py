@@ -208,9 +208,10 @@ def command_line(run: RunRecord) -> str:
         args[2] = f"{of_data}{str(spec).removeprefix(spec.source)}"
     try:
         args += ["--data", "PATH"] if saved_source(spec.source, run.identity["data_set"]).needs_folder else []
-        usual = usual_values(run.identity)
-    except SdrsegError:  # a custom data set that is not known here: write every setting
-        usual = {}
+        known = method in METHODS or run.identity["method_values"] is not None
+        usual = usual_values(run.identity) if known else {}
+    except SdrsegError:  # a custom data set that is not known here
+        usual = {}  # write every setting
     for setting in run.config.settings():
         if setting.key not in usual or usual[setting.key] != setting.plain:
             args += ["--set", write_setting(setting.key, setting.value)]

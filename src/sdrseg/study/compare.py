@@ -23,21 +23,21 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
     if not cells:
         raise UsageError("No results to compare. Name runs, results or folders of results.")
     if transform is not None and all(scores_of(cell, transform) is None for cell in cells):
-        have = " and ".join(sorted({cell["eval"] for cell in cells}))
-        raise UsageError(f"No result was scored with {transform}, only with {have}. Leave out --eval.")
+        raise UsageError(f"No result was scored with {transform}. Leave out --eval.")
     blocks, notes, compared = [], [], 0
     for spec in dict.fromkeys(spec_of(cell) for cell in cells):
         groups = grouped([cell for cell in cells if spec_of(cell) == spec], cells)
         _require_comparable(groups)
-        lines, most = [], max(map(len, groups.values()))
+        with_scores = {label: [c for c in some if scores_of(c, transform)] for label, some in groups.items()}
+        lines, most = [], max(map(len, with_scores.values()))
         for label, some in groups.items():
-            found = [_values(cell, transform) for cell in some]
+            found = [_values(cell, transform) for cell in with_scores[label]]
             values = (Value(spread([f[name] for f in found if f[name] is not None])) for name in VALUES)
-            lines.append(Line(label, tuple(values), some[0]["scenario"] != "offline" and len(some) == most))
-            if len(some) < most:
-                notes.append(f"{spec}: {label} is not ranked: it has {len(some)} of {quantity(most, 'seed')}.")
-            if all(scores_of(cell, transform) is None for cell in some):
+            lines.append(Line(label, tuple(values), some[0]["scenario"] != "offline"))
+            if not with_scores[label]:
                 notes.append(f"{spec}: {label} was not scored with {transform}.")
+            elif len(with_scores[label]) < most:
+                notes.append(f"{spec}: {label} has {len(with_scores[label])} of {quantity(most, 'seed')}.")
         rows = ranked(lines)  # forgetting is not ranked, because lower is better
         rows = tuple(Line(r.name, (*r.values[:3], Value(r.values[3].ours)), r.ranked) for r in rows)
         blocks.append(Block(spec, VALUES, rows))

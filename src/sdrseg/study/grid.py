@@ -28,7 +28,7 @@ from sdrseg.config.read import flat
 from sdrseg.config.sections import AUTO
 from sdrseg.datasets import read_spec
 from sdrseg.errors import UsageError, nearest, quantity
-from sdrseg.methods import find_method, method_layers, own_sections, resolve_method
+from sdrseg.methods import METHODS, find_method, method_layers, own_sections, resolve_method
 from sdrseg.methods.own import file_digest
 from sdrseg.scenario import Spec
 from sdrseg.study.cell import cell_name, config_hash
@@ -210,10 +210,10 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
     try:
         config = load_config(spec.source, between=[*layers, (origin, nested(settings))], own=own)
     except UsageError as error:
-        sections = {key.partition(".")[0] for key in settings}
-        if unknown := sorted(sections - own.keys() - Config().sections().keys() - {"step"}):
+        known = {section for other in METHODS.values() for section in other.own_sections()}
+        if others := sorted({key.partition(".")[0] for key in settings} & known - own.keys()):
             raise UsageError(
-                f"{error} The method {method} has no section [{unknown[0]}]: name settings of another method in a "
+                f"{origin}: the method {method} has no section [{others[0]}]. Name settings of another method in a "
                 f"[[grid]] with that method only."
             ) from error
         raise

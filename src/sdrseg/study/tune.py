@@ -42,6 +42,10 @@ class BudgetError(SdrsegError):
     """The trials or the minutes of a search are used up."""
 
 
+OUTPUTS = ("tune.json", "tune.svg", "tune.pdf", "tune.png", "trials", "journal.log")
+"""What a search writes into its folder, after search.json."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """One run of a search and its score."""
@@ -83,9 +87,12 @@ class Search:
         own = json.loads(json.dumps({**facts, "oracle": self.oracle, "settings": settings}))
         file = self.out / "search.json"
         if not file.exists():
-            ours = [path for name in ("tune.*", "trials", "journal.log") for path in self.out.glob(name)]
-            if ours and not file.exists():  # which another worker may have written by now, before anything else
-                raise UsageError(f"{ours[0]} exists and is not of a search of sdrseg. Choose a new folder with --out.")
+            there = [self.out / name for name in OUTPUTS if (self.out / name).exists()]
+            if there and not file.exists():  # which another worker may have written by now, before anything else
+                raise UsageError(
+                    f"{there[0]} exists, but {file.name} does not: it is not of a search of this version of sdrseg. "
+                    f"Choose a new folder with --out."
+                )
             write_json(file, own)
             return
         saved = RunFolder(self.out).read_json(file.name)

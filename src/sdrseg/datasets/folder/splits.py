@@ -107,7 +107,8 @@ def _without_held_out(root: Path, splits: Splits, files: Mapping[str, Path]) -> 
             f"different images for train and val."
         )
     problems = [Problem(str(files[id]), "in train and val", "it is kept in val only") for id in twice]
-    train = tuple(id for id in splits.train if id not in {*twice})
+    left_out = set(twice)
+    train = tuple(id for id in splits.train if id not in left_out)
     return splits._replace(train=train, problems=[*splits.problems, *problems])
 
 

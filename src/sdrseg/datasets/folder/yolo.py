@@ -35,16 +35,16 @@ class Yolo(Drawn):
         label_of = {number: labels[name] for number, name in names.items()}
         found = {part: files for part, keys in NAMES.items() if (files := _images(root, content, keys))}
         chosen: dict[Split | None, tuple[str, dict[str, Path]]] = {}
-        note = ""
+        note, problems = "", list[Problem]()
         if found:
             named = {part: (f"{part}/", files) for part, files in found.items()}
             by_split, note = choose_parts(settings, root, named, f"{{}} of {path.name}")
             chosen = dict(by_split.items())
-        elif (root / "images").is_dir():
-            chosen = {None: ("", find_by_id(root / "images", PICTURE_SUFFIXES)[0])}
+        elif (root / "images").is_dir() and not any(content.get(key) for keys in NAMES.values() for key in keys):
+            whole, problems = find_by_id(root / "images", PICTURE_SUFFIXES)
+            chosen = {None: ("", whole)}
         if not any(files for _, files in chosen.values()):
-            raise DataError(f"{path}: no images found in images/ or the folders of train, val and test.\n{LAYOUTS}")
-        problems: list[Problem] = []
+            raise DataError(f"{path}: no images found in the folders of train, val and test.\n{LAYOUTS}")
         parts: dict[Split | None, dict[str, Drawing]] = {}
         for split, (prefix, files) in chosen.items():
             parts[split] = {}
