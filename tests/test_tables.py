@@ -337,8 +337,24 @@ def test_other_settings_or_presets_of_other_methods_are_named():
     (one,) = differences(grouped([long, short]), "all", reference="sdr")  # a method is enough if it occurs once
     assert one.b == "sdr train.epochs=8"
     other = cell("sdr", setup="other", settings={"train.epochs": 4})
-    with pytest.raises(UsageError, match="--reference sdr: not among"):
+    with pytest.raises(
+        UsageError, match=r"--reference sdr: could be sdr train\.epochs=8 or sdr train\.epochs=4\. Name"
+    ):
         differences(grouped([long, short, other]), "all", reference="sdr")
+
+
+def test_a_scenario_without_the_reference_is_named():
+    made = [cell("ft"), cell("mib"), cell("sdr", scenario="15-5"), cell("mib", scenario="15-5")]
+    notes = compare(made, reference="ft").notes
+    assert "voc:15-5@disjoint: no ft, so nothing is compared with it here." in notes
+    assert [note for note in notes if "mib − ft" in note] and not [note for note in notes if "sdr −" in note]
+
+
+def test_the_reference_has_scores_with_the_transform_that_is_asked_for():
+    also = {"also": {"eval": "crop512", "all": 40.0, "old": 50.0, "new": 10.0}}
+    made = [cell("ft", seed) for seed in (1, 2, 3)]
+    made += [cell(method, seed, **also) for method in ("mib", "sdr") for seed in (1, 2)]
+    assert any(": sdr − mib: " in note for note in compare(made, "crop512").notes)
 
 
 def test_rows_with_fewer_seeds_are_named():

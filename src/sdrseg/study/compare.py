@@ -25,8 +25,12 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
     if transform is not None and all(scores_of(cell, transform) is None for cell in cells):
         raise UsageError(f"No result was scored with {transform}. Leave out --eval.")
     blocks, notes, compared = [], [], 0
-    for spec in dict.fromkeys(spec_of(cell) for cell in cells):
-        groups = grouped([cell for cell in cells if spec_of(cell) == spec], cells)
+    specs = dict.fromkeys(spec_of(cell) for cell in cells)
+    by_spec = {spec: grouped([cell for cell in cells if spec_of(cell) == spec], cells) for spec in specs}
+    if reference is not None and not any(_named(reference, groups) for groups in by_spec.values()):
+        known = dict.fromkeys(label for groups in by_spec.values() for label in groups)
+        raise UsageError(f"--reference {reference}: not among {', '.join(known)}.")
+    for spec, groups in by_spec.items():
         _require_comparable(groups)
         with_scores = {label: [c for c in some if scores_of(c, transform)] for label, some in groups.items()}
         lines, most = [], max(map(len, with_scores.values()))
@@ -41,6 +45,8 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
         rows = ranked(lines)  # forgetting is not ranked, because lower is better
         rows = tuple(Line(r.name, (*r.values[:3], Value(r.values[3].ours)), r.ranked) for r in rows)
         blocks.append(Block(spec, VALUES, rows))
+        if reference is not None and not _named(reference, groups):
+            notes.append(f"{spec}: no {reference}, so nothing is compared with it here.")
         found_here = differences(groups, "all", transform, reference)
         compared += len(found_here)
         notes += [f"{spec}: {d.sentence()}" for d in found_here]
@@ -112,22 +118,26 @@ def _letters(number: int) -> str:
 def differences(
     groups: Group, value: str, transform: str | None = None, reference: str | None = None
 ) -> list[Difference]:
-    """The differences of every setup to the reference, by default the first of those with most seeds."""
-    base = max(groups, key=lambda label: len(groups[label])) if reference is None else _named(reference, groups)
+    """The differences of every setup to the reference, by default the first of those with scores for most seeds."""
     by_seed = {
         label: {c["seed"]: v for c in some if (v := _values(c, transform)[value]) is not None}
         for label, some in groups.items()
     }
+    base = max(groups, key=lambda label: len(by_seed[label])) if reference is None else _named(reference, groups)
+    if base is None:
+        return []
     found = [difference(label, base, value, by_seed[label], by_seed[base]) for label in groups if label != base]
     return [one for one in found if one is not None]
 
 
-def _named(reference: str, groups: Group) -> str:
-    """The label that is named, or that of the only setup of the method that is named."""
+def _named(reference: str, groups: Group) -> str | None:
+    """The label that is named, or that of the only setup of the method that is named; None if there is none."""
+    if reference in groups:
+        return reference
     of_method = [label for label in groups if label.partition(" ")[0] == reference]
-    if reference not in groups and len(of_method) != 1:
-        raise UsageError(f"--reference {reference}: not among {', '.join(groups)}.")
-    return reference if reference in groups else of_method[0]
+    if len(of_method) > 1:
+        raise UsageError(f"--reference {reference}: could be {' or '.join(of_method)}. Name one of them.")
+    return of_method[0] if of_method else None
 
 
 def _values(cell: Cell, transform: str | None) -> Mapping[str, Any]:
