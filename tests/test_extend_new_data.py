@@ -70,8 +70,16 @@ def test_bad_images_can_be_skipped(place, tmp_path):
     with pytest.raises(SdrsegError, match="cannot be read"):
         extend(place / "run", tmp_path / "white", tmp_path / "out", display=Quiet())
     settings = QUICK | {"run.on_bad_image": "skip"}
-    done = extend(place / "run", tmp_path / "white", tmp_path / "out", settings=settings, display=Quiet())
-    assert done.forecast["images"] == {"white": len(new.train_ids)} and done.result["new_iou"] is not None
+    for method in ("ft", "laps-softmax"):  # which iterates, and which only surveys the images
+        display = Quiet()
+        given = {"settings": settings, "method": method, "display": display}
+        done = extend(place / "run", tmp_path / "white", tmp_path / method, **given)
+        assert done.forecast["images"] == {"white": len(new.train_ids)} and done.result["new_iou"] is not None
+        (said,) = [str(text) for text in display.said if "skipped" in str(text)]
+        assert f"step 1: skipped 1 image that cannot be read: {new.train_ids[0]} (" in said
+        log = [json.loads(line) for line in (tmp_path / method / "log.jsonl").read_text().splitlines()]
+        (passes,) = [entry for entry in log if entry["event"] == "passes" and entry["step"] == 1]
+        assert [*passes["bad_images"]] == [new.train_ids[0]]
 
 
 def test_a_finished_extension_with_other_options_is_another_one(place, tmp_path):

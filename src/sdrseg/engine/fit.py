@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +45,14 @@ def update(optimiser: Any, method: Method, network: Network) -> None:
 @torch.no_grad()
 def survey(
     fabric: Fabric, method: Method, student: Network, teacher: Network | None, batches: Batches, when: When
-) -> None:
-    """Call the method's survey hooks with all training data of a step."""
+) -> Counter[str]:
+    """Call the method's survey hooks with all training data of a step; returns the unreadable images that were
+    skipped, and how often."""
     student.eval()
     method.begin_survey(when)
+    bad: Counter[str] = Counter()
     for batch in batches:
+        bad.update(batch.bad)
         batch = batch.to(fabric.device)
         images = normalise(batch.images)
         with fabric.autocast():
@@ -57,6 +61,7 @@ def survey(
         method.survey(batch, output, target)
     method.end_survey(when)
     student.train()
+    return bad
 
 
 def fit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
 from typing import Any
 
 from torch import Tensor
@@ -48,27 +48,35 @@ class StepTraining:
         unreadable."""
         job, number = self.job, self.step.number
         state = job.folder.load_state(number)
+        bad: Counter[str] = Counter()
         if state is None:
-            self._survey("before")
+            bad += self._survey("before")
             job.log.cut_step(number)
-        how, bad = self._iterate(state) if self.method.iterates(number) else ("survey", {})
-        job.log.write("passes", step=number, how=how)
+        if self.method.iterates(number):
+            how, skipped = self._iterate(state)
+            bad += skipped
+        else:
+            how = "survey"
+        bad += self._survey("after")
+        job.log.write("passes", step=number, how=how, **({"bad_images": dict(bad)} if bad else {}))
         if bad:
-            skipped = ", ".join(f"{id} ({quantity(count, 'time')})" for id, count in sorted(bad.items()))
-            job.display.say(f"step {number}: skipped {quantity(len(bad), 'image')} that cannot be read: {skipped}")
-        self._survey("after")
+            each = ", ".join(f"{id} ({quantity(count, 'time')})" for id, count in sorted(bad.items()))
+            job.display.say(f"step {number}: skipped {quantity(len(bad), 'image')} that cannot be read: {each}")
         return bool(bad)
 
-    def _survey(self, when: When) -> None:
-        if self.method.wants_survey(when):
-            views = self.method.survey_views(self.step.number)
-            batches = survey_batches(*self._data, **self._options, views=views)
-            survey(self.job.fabric, self.method, self.student, self.teacher, batches, when)
-            for note in self.method.notes:
-                self.job.display.say(f"step {self.step.number}: {note}")
-            self.method.notes.clear()
+    def _survey(self, when: When) -> Counter[str]:
+        """A survey, if the method wants one; returns the unreadable images with their counts."""
+        if not self.method.wants_survey(when):
+            return Counter()
+        views = self.method.survey_views(self.step.number)
+        batches = survey_batches(*self._data, **self._options, views=views)
+        bad = survey(self.job.fabric, self.method, self.student, self.teacher, batches, when)
+        for note in self.method.notes:
+            self.job.display.say(f"step {self.step.number}: {note}")
+        self.method.notes.clear()
+        return self.job.processes.counted(bad)
 
-    def _iterate(self, state: tuple[dict[str, Any], dict[str, Tensor]] | None) -> tuple[str, Mapping[str, int]]:
+    def _iterate(self, state: tuple[dict[str, Any], dict[str, Tensor]] | None) -> tuple[str, Counter[str]]:
         """All iterations; returns how passes were computed, and the unreadable images with their counts."""
         job, config = self.job, self.config
         optimiser = make_optimiser(self.student, self.method, config)
