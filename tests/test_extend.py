@@ -100,6 +100,9 @@ def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place,
     said = CliRunner().invoke(app, ["classes", "8", "--out", "renamed", "--rename", "white=snow"])
     assert f"note: {note}" in said.output and said.exit_code == 0, said.output
     page = write_report("renamed", "renamed.html", images=0)[0].read_text()
+    assert "Trained with sdrseg" not in page  # the run of step 2 did not train step 1
+    change_classes(tmp_path / "7", Path("7 renamed"), {"white": "snow"}, [])
+    page = write_report("7 renamed", "7 renamed.html", images=0)[0].read_text()
     assert f"Trained with sdrseg {sdrseg.__version__}." in page
     assert read_parent(Path("8")).notes == (note,) and read_parent(Path("8"), 1).notes == ()
     assert sdrseg.load("8", 1).facts["note"] is None
@@ -137,7 +140,11 @@ def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place,
 
 def test_going_back_and_in_another_direction(place, tmp_path):
     first = extend(place / "run", place / "white", tmp_path / "two", settings=QUICK, method="ft", display=Quiet())
+    file = tmp_path / "two/environment.json"
+    file.write_text(json.dumps([one | {"sdrseg": "9.9"} for one in json.loads(file.read_text())]))
     rollback(tmp_path / "two", 0, tmp_path / "back")
+    page = write_report([tmp_path / "back"], tmp_path / "back.html", images=0)[0].read_text()
+    assert "Trained with sdrseg" not in page  # that of step 1 is known, that of step 0 is not
     assert [c.name for c in sdrseg.load(tmp_path / "back").classes] == list(NAMES[:7])
     assert [r["same"] for r in score_again(tmp_path / "back")] == [True]
     done = extend(tmp_path / "back", place / "black", tmp_path / "other", settings=QUICK, method="ft", display=Quiet())

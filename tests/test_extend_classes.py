@@ -68,12 +68,13 @@ def test_removed_classes_where_background_is_not_scored(tmp_path):
         file.write("score_background = false\n")
     given = {"data": tmp_path / "base", "settings": {**SMALL, "train.epochs": 1}, "bases": tmp_path / "bases"}
     train("folder:offline", "ft", tmp_path / "run", **given, display=Quiet())
-    change_classes(tmp_path / "run", tmp_path / "without", {}, ["red"])
+    change_classes(tmp_path / "run", tmp_path / "without", {}, ["green"])
     before, after = (
         np.array(json.loads((tmp_path / run / "steps/0/metrics.json").read_text())["confusion"])
         for run in ("run", "without")
     )
-    assert before[0].sum() == after[0].sum() == 0 and after.sum() == before.sum() - before[1].sum()
+    assert before[0].sum() == after[0].sum() == 0 and after.sum() == before.sum() - before[2].sum()
+    assert before[2].sum() > 0
     assert [r["same"] for r in score_again(tmp_path / "without")] == [True]
     done = extend(tmp_path / "without", masks_folder(tmp_path / "white", 7), tmp_path / "more", **GIVEN)
     assert done.result["old"][0] == {"name": "background", "before": None, "after": None, "lost": None}

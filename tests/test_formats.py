@@ -143,6 +143,18 @@ def test_test_is_scored_if_asked(roots, tmp_path):
         assert "Scored on test; val is not used" in source.notes[0]
 
 
+def test_a_second_annotation_of_a_panoptic_image_is_named(roots, tmp_path):
+    copy = shutil.copytree(roots["panoptic"], tmp_path / "panoptic")
+    file = next((copy / "annotations").glob("*train*.json"))
+    content = json.loads(file.read_text())
+    content["annotations"].append(content["annotations"][0])
+    file.write_text(json.dumps(content))
+    source, before = open_folder(copy), open_folder(roots["panoptic"])
+    assert source.notes == before.notes and source.ids("train") == before.ids("train")  # nothing is left out
+    (problem,) = source.problems()
+    assert problem.kind == "duplicate id" and "has another annotation, which is used" in problem.detail
+
+
 @pytest.mark.parametrize("name", ["roboflow_coco", "panoptic", "yolo", "labelme"])
 def test_classes_that_annotations_name_are_merged(roots, name, tmp_path):
     copy = shutil.copytree(roots[name], tmp_path / name)

@@ -76,6 +76,8 @@ def test_smps_models_say_the_same_and_can_be_extended(tmp_path, arch, capsys):
         done = extend(tmp_path / "run", tmp_path / "white", tmp_path / "two", settings=quick)
         assert "step 0: not scored: no images" in capsys.readouterr().err
         assert done.method == "sdr" and any("works without" in note for note in done.notes)
+        (why,) = [note for note in done.notes if "not the default laps-softmax" in note]
+        assert "--images FOLDER" in why and "--old-data" not in why  # old test images only
         assert [score["step"] for score in score_again(tmp_path / "two")] == [0, 1]
         assert [c.name for c in sdrseg.load(tmp_path / "two").classes] == ["background", "crack", "white"]
 

@@ -134,7 +134,7 @@ def _copy_run(parent: Parent, out: Path, rename: dict[str, str], remove: frozens
     known = {part.prefix for part in recorded if part.available}  # a folder that is missing now may come back
     parts = tuple(replace(part, available=part.available or part.prefix in known) for part in parts)
     write_chain(out, classes, parent.score_background, parts, [*parent.changes, change])
-    if (folder.path / ENVIRONMENT).exists():
+    if (folder.path / ENVIRONMENT).exists() and not (new.step(parent.step) / MADE_BY).exists():  # of that run's steps
         link_or_copy(folder.path / ENVIRONMENT, out / ENVIRONMENT)
     write_json(out / "config.json", {**saved, "spec": str(spec), "format": FORMAT})
 

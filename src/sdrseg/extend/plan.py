@@ -47,7 +47,7 @@ def method_notes(parent: Parent, name: str | None, chosen: str) -> list[str]:
     best = DEFAULTS[parent.decision]
     if name is not None or chosen == best:
         return []
-    moved = "--old-data PATH if the old data have moved, or " if parent.parts else ""
+    moved = "--old-data PATH if the old data have moved, or " if parent.scenario[0].train_ids else ""
     return [
         f"the method is {chosen}, not the default {best}: the model has no memory of the old classes, and their "
         f"training images are not available to make one. To use {best}, add {moved}--images FOLDER with images of old "

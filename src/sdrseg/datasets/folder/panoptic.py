@@ -102,9 +102,13 @@ class Panoptic(PictureFiles):
                 continue
             id = (f"{part}/" if part else "") + Path(image).with_suffix("").as_posix()
             file = next((folder / image for folder in folders if (folder / image).is_file()), None)
-            if file is None or not (masks / mask).is_file() or id in self._images:
+            if file is None or not (masks / mask).is_file():
                 kind, what = ("no image", image) if file is None else ("no mask", mask)
                 self._problems.append(Problem(str(path), kind, f"annotations[{position}]: {what} does not exist"))
+                continue
+            if id in self._images:
+                detail = f"annotations[{position}]: {image} has another annotation, which is used"
+                self._problems.append(Problem(str(path), "duplicate id", detail))
                 continue
             self._images[id], self._masks[id] = file, masks / mask
             self._segments[id] = {0: VOID, **segments}
