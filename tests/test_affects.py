@@ -82,6 +82,24 @@ def test_the_key_of_a_base_holds_what_plain_training_depends_on(job):
     assert found == of_plain, found ^ of_plain
 
 
+def test_the_held_out_images_that_choose_a_base_are_in_its_key(tmp_path):
+    """With train.best_every the model with the best score on them is kept."""
+
+    def key(*more, protocol="overlapped"):
+        settings = parse_settings([*TINY, "shapes.train=120", "train.holdout=0.3", *more])
+        spec = parse_spec(f"shapes:8-1@{protocol}")
+        made = prepare_job(spec, "ft", load_config("shapes", None, settings), None, tmp_path / "run", None, Quiet())
+        step, index = made.scenario.steps[0], made.indexes["train"]
+        found = [base_key(*base_of(METHODS["ft"], made.config), step, index, protocol)]
+        index.digests[index.ids.index(step.test_ids[0])] ^= 1  # another mask
+        return (*found, base_key(*base_of(METHODS["ft"], made.config), step, index, protocol))
+
+    last, best = (key(f"train.best_every={n}") for n in (0, 1))
+    others = ("eval.transform=crop512", "eval.future=background")
+    assert len({*best, *(key("train.best_every=1", other)[0] for other in others)}) == 4
+    assert {*last, *(key(other)[0] for other in others)} == {last[0]}  # which are scored only
+
+
 def test_a_base_of_its_own_depends_on_the_losses_too(job):
     plain = keys_that_change(job, "ft")
     own = {s.key for s in job.config.settings() if s.key.startswith("ce.")} - {"ce.reduction", "ce.class_weights"}

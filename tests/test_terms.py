@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from runs import TINY, Quiet, run
+from runs import SPEC, TINY, Quiet, run
 from sdrseg import From, Term, load, register_method, register_term, setting, train
 from sdrseg.config import load_config, parse_settings
-from sdrseg.engine.bases import base_of
+from sdrseg.engine.bases import base_key, base_of
 from sdrseg.engine.evaluate import score_again
+from sdrseg.engine.job import prepare_job
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.methods import METHODS, Method, own_sections, resolve_method
 from sdrseg.methods.terms import TERMS, only_later
 from sdrseg.reporting.curves import meaning
+from sdrseg.scenario import parse_spec
 from sdrseg.study.cell import cell_of
 
 from methods_bench import begin, make_config
@@ -61,6 +64,68 @@ def test_a_registered_term_of_later_steps_leaves_the_base_of_a_method_alone():
         assert only_later(on) == {"late", "cl", "sp"}
     finally:
         TERMS.pop("late"), TERMS.pop("both")
+
+
+SLOW = """
+import sdrseg
+from functools import partial
+
+def compute(method, batch, student, teacher, factor):
+    return factor * student.features.float().square().mean()
+
+settings = {{"weight": sdrseg.setting({default}, "how much", 0, affects="losses")}}
+compute = partial(compute, factor={factor})
+sdrseg.register_term(sdrseg.Term("slow", "small features", "L_s", "slow.weight", compute=compute, settings=settings))
+
+@sdrseg.register_method
+class Slow({base}):
+    name = "slower"
+    summary = "small features"
+"""
+
+
+@pytest.mark.parametrize("base", ["sdrseg.methods.EWC", "sdrseg.methods.LAPS", "sdrseg.methods.MiB"])
+def test_a_step_0_with_a_registered_term_is_that_of_its_code(base, tmp_path):
+    """Where the method trains step 0 itself; the step 0 that other methods share has no registered term."""
+    spec, folder, plain = parse_spec(SPEC), tmp_path / "run", "ewc" if base.endswith("EWC") else "ft"
+
+    def key(method, *more):
+        config = load_config("shapes", None, parse_settings([*TINY, *more]), own=own_sections(method))
+        found = prepare_job(spec, method, config, None, folder, None, Quiet())
+        return base_key(*found.base[:2], found.scenario[0], found.indexes["train"], found.protocol)
+
+    without, keys = key(plain), []
+    try:
+        for default, factor, more in (
+            (0.0, 1, ["slow.weight=2"]),
+            (0.0, 50, ["slow.weight=2"]),
+            (2.0, 50, []),
+            (0.0, 50, []),
+        ):
+            (tmp_path / "slow.py").write_text(SLOW.format(base=base, default=default, factor=factor))
+            resolve_method(str(tmp_path / "slow.py"))
+            keys.append(key("slower", *more))
+    finally:
+        METHODS.pop("slower", None)
+        TERMS.pop("slow", None)
+    first, edited, by_default, off = keys
+    assert key(plain) == without
+    if base.endswith("MiB"):
+        assert {*keys} == {without}
+        return
+    assert len({first, edited, by_default, off}) == 4
+    assert off == without or base.endswith("LAPS")
+
+
+def test_plain_training_has_no_registered_term():
+    settings = {"weight": setting(3.0, "λ", 0, affects="losses")}
+    register_term(Term("on", "always", "L_o", "on.weight", settings=settings))
+    try:
+        _, base = base_of(METHODS["mib"], make_config("mib", "default"))
+        assert METHODS["ft"](base).objective() == "CE"
+        assert METHODS["ft"](make_config("ft", "default")).objective() == "CE + 3·L_o"
+    finally:
+        TERMS.pop("on")
 
 
 def test_a_method_is_shown_with_the_settings_of_registered_terms(drift, sdrseg):
@@ -166,6 +231,41 @@ def test_settings_add_up_over_several_classes_and_are_declared_once(base):
     with pytest.raises(UsageError, match=r"the method that this one extends has this setting\. .* switches = "):
         register_method(Again)
     assert "again" not in METHODS
+
+
+@dataclass(frozen=True)
+class Wider(METHODS["laps"].settings):
+    shift: float = setting(0.5, "added to the bias of new rows", 0)
+
+
+@dataclass(frozen=True)
+class Changed(METHODS["laps"].settings):
+    positive_base: float = setting(20.0, "another default", 0)
+
+
+@dataclass(frozen=True)
+class Alone:
+    shift: float = setting(0.5, "added to the bias of new rows", 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Wider, ""),
+        ({"ridge_later": setting(0.5, "in later steps", 0)}, ""),
+        ({"other_later": setting(0.5, "in later steps", 0)}, r"laps\.other_later: not a name .* needs a setting NAME"),
+        (Changed, r"laps\.positive_base: the method that this one extends has this setting"),
+        (Alone, r"laps: .* has settings, too\. Give further ones as a dict, or derive their dataclass from Laps\."),
+    ],
+)
+def test_a_dataclass_of_settings_adds_to_that_of_its_base(settings, message):
+    kind = type("More", (METHODS["laps"],), {"name": "more", "summary": "s", "settings": settings})
+    if message:
+        with pytest.raises(UsageError, match=message):
+            register_method(kind)
+        assert "more" not in METHODS
+        return
+    assert {"ridge", "memory"} < set(kind.own_sections()["laps"].__dataclass_fields__)
 
 
 def test_a_file_that_registers_a_term_may_be_edited(tmp_path):

@@ -21,9 +21,11 @@ _BUILT_IN: list[tuple[Registry, frozenset[str]]] = []  # each registry, and the 
 _LOADED: dict[Path, tuple[str, list[tuple[Registry, str]]]] = {}  # by file: its digest, and what it registered where
 
 
-def built_in(registry: Registry) -> None:
-    """Declare that a registry has its built-in entries: those that come later may be of custom files."""
-    _BUILT_IN.append((registry, frozenset(registry)))
+def built_in(registry: Registry) -> frozenset[str]:
+    """Declare that a registry has its built-in entries, whose names are returned: later ones may be of custom files."""
+    names = frozenset(registry)
+    _BUILT_IN.append((registry, names))
+    return names
 
 
 def run_file(file: Path, known: Registry) -> list[str]:

@@ -91,21 +91,35 @@ def may_differ_by_step(declared: Field[Any]) -> bool:
     return not declared.name.endswith("_later") and bool(chosen)
 
 
-def section(name: str, settings: Mapping[str, Any], more_than: type | None = None) -> type:
-    """Make the section of a custom method from its settings by name; the type of a value is that of its default.
+def section(name: str, settings: Mapping[str, Any] | type, more_than: type | None = None) -> type:
+    """The section of a custom method: a dataclass, or made from settings by name, with the type of each default.
     `more_than`: the section of the method that it extends, whose settings it has, too."""
-    made, inherited = [], set() if more_than is None else {one.name for one in fields(more_than)}
+    inherited = {} if more_than is None else {one.name: one.default for one in fields(more_than)}
+
+    def taken(key: str) -> UsageError:
+        return UsageError(
+            f"{name}.{key}: the method that this one extends has this setting. Choose another name or, for another "
+            f'value of the same setting, switches = {{"{name}.{key}": sdrseg.From(VALUE, "why")}}.'
+        )
+
+    if isinstance(settings, type):
+        if more_than is not None and not issubclass(settings, more_than):
+            raise UsageError(
+                f"{name}: the method that this one extends has settings, too. Give further ones as a dict, or derive "
+                f"their dataclass from {more_than.__qualname__}."
+            )
+        if changed := [f.name for f in fields(settings) if inherited.get(f.name, f.default) != f.default]:
+            raise taken(changed[0])
+        return settings
+    made = []
     for key, declared in settings.items():
         if key in inherited:
-            raise UsageError(
-                f"{name}.{key}: the method that this one extends has this setting. Choose another name or, for another "
-                f'value of the same setting, switches = {{"{name}.{key}": sdrseg.From(VALUE, "why")}}.'
-            )
+            raise taken(key)
         if not (isinstance(declared, Field) and "help" in declared.metadata):
             raise UsageError(f'{name}.{key}: write it as sdrseg.setting(DEFAULT, "what it means").')
         if type(declared.default) not in (bool, int, float, str):
             raise UsageError(f"{name}.{key} = {declared.default!r}: a setting is a number, a text, true or false.")
-        if not key.isidentifier() or key.removesuffix("_later") not in settings:
+        if not key.isidentifier() or key.removesuffix("_later") not in {*settings, *inherited}:
             raise UsageError(f"{name}.{key}: not a name for a setting (NAME_later needs a setting NAME).")
         made.append((key, type(declared.default), declared))
     return make_dataclass(name, made, bases=() if more_than is None else (more_than,), frozen=True)

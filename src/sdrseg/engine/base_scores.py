@@ -7,7 +7,6 @@ import json
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,9 +33,9 @@ def score_file(job: Job, step: Step) -> Path | None:
     if meta.get("base") != key or not job.bases.has(key):
         return None
     config, masks = job.config, job.indexes[step.test_split].digest_by_id
-    facts: list[Any] = [VERSION, meta["files"]["model"]["sha256"], meta["decision"], config.eval.transform]
-    facts += [config.eval.batch_size, config.run.precision, device_name(job.fabric.device), job.processes.world]
-    facts.append(torch.__version__)
+    facts = [VERSION, meta["files"]["model"]["sha256"], meta["decision"], config.eval.transform, config.data.cache]
+    facts += [config.eval.batch_size, config.run.precision, job.processes.world]
+    facts += [device_name(job.fabric.device), torch.__version__]
     digest = hashlib.sha256(json.dumps(facts).encode())
     digest.update(step.test_table.tobytes())
     images = map_with_threads(partial(_content, job.source), step.test_ids)

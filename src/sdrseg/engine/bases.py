@@ -30,7 +30,7 @@ from sdrseg.files import cache_folder, plain_name, require_writable, write_json
 from sdrseg.methods import Method, find_method
 from sdrseg.methods.latent import updates_background_prototype
 from sdrseg.methods.own import source_digest
-from sdrseg.methods.terms import only_later
+from sdrseg.methods.terms import only_later, registered_in_step0
 from sdrseg.scenario import Step
 
 PARTS = ("model", "memory")
@@ -61,12 +61,19 @@ def base_key(method: type[Method], config: Config, step: Step, train: ClassIndex
     values["proto.background"] = updates_background_prototype(config, protocol, 0)
     if (file := Path(config.net.weights)).is_file():
         values["net.weights"] = _content_digest(file, file.stat().st_mtime_ns)
-    row_of = {id: row for row, id in enumerate(train.ids)}
-    facts = [KEY_VERSION, RECIPE, method.name, source_digest(method), values]
+    facts: list[Any] = [KEY_VERSION, RECIPE, method.name, source_digest(method), values]
+    terms = registered_in_step0(config)
+    facts += [[t.name, t.weight and t.weight_in(config), t.compute and source_digest(t.compute)] for t in terms]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    digest.update("\0".join(step.train_ids).encode())
-    digest.update(train.digests[[row_of[id] for id in step.train_ids]].tobytes())
-    digest.update(step.train_table.tobytes())
+    images = [(step.train_ids, step.train_table)]
+    if config.train.best_every and step.test_split == "train":  # held-out images choose the model
+        digest.update(config.eval.transform.encode())
+        images.append((step.test_ids, step.test_table))
+    row_of = {id: row for row, id in enumerate(train.ids)}
+    for ids, table in images:
+        digest.update("\0".join(ids).encode())
+        digest.update(train.digests[[row_of[id] for id in ids]].tobytes())
+        digest.update(table.tobytes())
     return digest.hexdigest()[:24]
 
 
@@ -146,13 +153,14 @@ def write_base(
     half: bool = False,
     shard_bytes: int | None = None,
 ) -> None:
-    """Write a base, in one file per part or in shards; `half` stores convolution weights in float16.
+    """Write a base, in one file per part or in shards; `half` stores convolution weights in float16, but not the
+    memory, whose values (such as those of EWC) may be too small for it.
 
     One-dimensional tensors (a batch norm's variance may exceed float16) and tensors that would overflow stay float32.
     """
     files = {}
     for part, tensors in (("model", model), ("memory", memory)):
-        stored = {name: _halved(tensor) if half else tensor for name, tensor in tensors.items()}
+        stored = {name: _halved(tensor) if half and part == "model" else tensor for name, tensor in tensors.items()}
         files[part] = [
             {"file": (name := f"{part}-{number}.safetensors"), "sha256": save_tensors(folder / name, shard)}
             for number, shard in enumerate(_shards(stored, shard_bytes))

@@ -88,7 +88,8 @@ class Method(PixelTerms):
     """Values that override `switches` for a preset, and for a task such as "15-1"."""
     settings: ClassVar[Mapping[str, Any] | type] = {}
     """Custom settings: {"weight": setting(10.0, "λ")} is `--set NAME.weight=3` and `self.own.weight`. Or a frozen
-    dataclass of settings. A subclass adds to those of its class: `--set laps.weight=3` for one of LAPS."""
+    dataclass of settings, in a subclass derived from that of its class. A subclass adds to the settings of its class:
+    `--set laps.weight=3` for one of LAPS."""
     section: ClassVar[str] = ""
     """The section of these settings; by default the name of the first class that has settings."""
     own_terms: ClassVar[tuple[Term, ...]] = ()
@@ -132,7 +133,7 @@ class Method(PixelTerms):
         made: type | None = None
         for kind in reversed(cls.__mro__):
             if settings := vars(kind).get("settings"):
-                made = settings if isinstance(settings, type) else section(name, settings, made)
+                made = section(name, settings, made)
         return of_terms | ({name: made} if made else {})
 
     @property

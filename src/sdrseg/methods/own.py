@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sdrseg.errors import UsageError
 from sdrseg.methods.base import Method
 from sdrseg.own_files import OWN, run_file
 
-_DIGESTS: dict[type[Method], str] = {}
+_DIGESTS: dict[Callable[..., Any], str] = {}
 
 
 def load_method_file(text: str, known: dict[str, type[Method]]) -> str:
@@ -70,22 +72,25 @@ def require_weights(method: Method) -> None:
         )
 
 
-def source_digest(method: type[Method]) -> str:
-    """SHA-256 of the code of a custom method, "" for built-in ones: a changed method does not share its earlier bases.
+def source_digest(custom: Callable[..., Any]) -> str:
+    """SHA-256 of the code of a custom method, or of a function; "" for built-in ones: changed code does not share its
+    earlier bases.
 
-    That of the moment when it was registered, which is the code that runs: the file may be edited meanwhile.
+    That of the moment when a method was registered, which is the code that runs: the file may be edited meanwhile.
     """
-    if method.__module__.startswith("sdrseg."):
+    while isinstance(custom, partial):
+        custom = custom.func
+    if custom.__module__.startswith("sdrseg."):
         return ""
-    if method not in _DIGESTS:
-        _DIGESTS[method] = _digest(method)
-    return _DIGESTS[method]
+    if custom not in _DIGESTS:
+        _DIGESTS[custom] = _digest(custom)
+    return _DIGESTS[custom]
 
 
-def _digest(method: type[Method]) -> str:
-    file = getattr(sys.modules.get(method.__module__), "__file__", None)
+def _digest(custom: Callable[..., Any]) -> str:
+    file = getattr(sys.modules.get(custom.__module__), "__file__", None)
     try:
-        code = Path(file).read_bytes() if file else inspect.getsource(method).encode()
+        code = Path(file).read_bytes() if file else inspect.getsource(custom).encode()
     except (OSError, TypeError):
         return "unknown"
     return hashlib.sha256(code).hexdigest()

@@ -42,13 +42,14 @@ class Term:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the term, in a section with its name."""
     in_step0: Callable[[Config], bool] = lambda config: True
-    """Whether a step 0 that the method trains itself has this term. Terms that need the teacher never appear there."""
+    """Whether a step 0 that the method trains itself has this term. Terms that need the teacher never appear there, and
+    in the step 0 that methods share no registered term with a weight does."""
 
     def weight_in(self, config: Config) -> float:
         name, _, key = self.weight.partition(".")
         sections = config.sections()
-        if name not in sections and self.settings:  # a configuration that was made without them
-            return float(self.settings[key].default)
+        if name not in sections and self.settings:  # a configuration without the term, as of plain training
+            return 0.0
         return float(getattr(sections[name], key))
 
     def expected(self, config: Config, step: int, has_teacher: bool) -> bool:
@@ -124,4 +125,10 @@ for _term in (
     Term("sp", "sparsity", lambda c: f"L_sp[{c.sp.variant}]", "sp.weight", in_step0=_latent_step0),
 ):
     register_term(_term)
-built_in(TERMS)
+BUILT_IN = built_in(TERMS)
+
+
+def registered_in_step0(config: Config) -> list[Term]:
+    """The registered terms that a step 0 with this configuration has."""
+    found = [term for name, term in TERMS.items() if name not in BUILT_IN and term.expected(config, 0, False)]
+    return [term for term in found if not term.weight or term.weight_in(config) > 0]
