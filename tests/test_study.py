@@ -66,6 +66,10 @@ def test_the_second_score_is_that_of_the_other_transform(scored_twice, tmp_path)
     first, second = cell_of(scored_twice), cell_of(other)
     assert first["also"]["eval"] == "crop512" and first["also"]["all"] == second["all"]
     assert second["all_full_image"] is None and second["base"] == "taken from the store"
+    for one, here, there in zip(first["also"]["per_class"], first["per_class"], second["per_class"], strict=True):
+        assert (one["name"], one["step"]) == (here["name"], here["step"])
+        assert (one["iou"], one["accuracy"]) == (there["iou"], there["accuracy"])
+        assert one["iou_when_new"] == (there["iou_when_new"] if one["step"] == 2 else None)  # scored in the last step
 
 
 def test_a_finished_run_gets_its_second_score_by_asking_again(tmp_path):

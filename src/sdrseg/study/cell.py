@@ -45,7 +45,7 @@ def cell_of(run: Path) -> Cell:
     identity = saved["spec"], saved["method"], saved["preset"], saved.get("method_code")
     first, later = config.of_step(0), config.of_step(1)
     main = _means(scores[-1])
-    also = _second(folder, last, config)
+    also = _second(folder, config, scores)
     by_transform = {config.eval.transform: main["all"]} | ({also["eval"]: also["all"]} if also else {})
     cell: Cell = {
         "dataset": spec.source,
@@ -155,25 +155,28 @@ def _means(score: StepScore) -> dict[str, float | None]:
     }
 
 
-def _second(folder: RunFolder, last: int, config: Config) -> dict[str, Any] | None:
+def _second(folder: RunFolder, config: Config, scores: Sequence[StepScore]) -> dict[str, Any] | None:
     """The score of the last step with another transform, if there is one."""
     for transform in get_args(get_type_hints(Eval)["transform"]):
-        name = f"steps/{last}/{second_score(transform)}"
+        name = f"steps/{scores[-1].step}/{second_score(transform)}"
         if transform != config.eval.transform and (folder.path / name).exists():
             score = StepScore.from_dict(folder.read_json(name))
-            return {"eval": transform, **_means(score), "per_class": _per_class([score])}
+            return {"eval": transform, **_means(score), "per_class": _per_class(scores, score)}
     return None
 
 
-def _per_class(scores: Sequence[StepScore]) -> list[dict[str, Any]]:
-    """The final IoU and pixel accuracy of each class, and its IoU after the step that introduced it."""
-    end = scores[-1]
+def _per_class(scores: Sequence[StepScore], second: StepScore | None = None) -> list[dict[str, Any]]:
+    """The final IoU and pixel accuracy of each class, and its IoU after the step that introduced it. `second`: another
+    score of the last step, which is the only one that has it."""
+    end = second or scores[-1]
     ious, accuracy = end.iou, end.accuracy
     rows = []
     for channel, name in enumerate(end.names):
-        step = next(score for score in scores if len(score.names) > channel)
-        values = {"iou": ious[channel], "accuracy": accuracy[channel], "iou_when_new": step.iou[channel]}
-        rows.append({"name": name, "step": step.step, **{key: _percent(value) for key, value in values.items()}})
+        first = next(score for score in scores if len(score.names) > channel)
+        new = first if second is None else second if first.step == second.step else None
+        values = {"iou": ious[channel], "accuracy": accuracy[channel]}
+        values["iou_when_new"] = None if new is None else new.iou[channel]
+        rows.append({"name": name, "step": first.step, **{key: _percent(value) for key, value in values.items()}})
     return rows
 
 
