@@ -26,12 +26,21 @@ from sdrseg.network import build_network
 from sdrseg.predict import ClassInfo, Model, load
 
 
+def framed_logits(network, images):
+    """The logits of images that are padded as in prediction, with the colour of ImageNet's mean."""
+    (height, width), multiple = images.shape[-2:], network.multiple
+    rows, columns = (-(-length // multiple) * multiple for length in (height, width))
+    padded = torch.tensor((124, 116, 104), dtype=torch.uint8)[:, None, None].repeat(len(images), 1, rows, columns)
+    padded[..., :height, :width] = images
+    return network(normalise(padded)).logits[..., :height, :width].numpy()
+
+
 @pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 64), (65, 129), (200, 150), (512, 512)])
 def test_the_file_gives_the_logits_of_pytorch_at_every_size(size, trained, exported):
     network, batch = load(trained, device="cpu").network, 1 + size[0] % 2
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (batch, 3, *size), dtype=np.uint8))
     with torch.no_grad():
-        expected = network(normalise(images)).logits.numpy()
+        expected = framed_logits(network, images)
     session = onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
     logits, mask = session.run(None, {"images": images.numpy()})
     assert logits.dtype == np.float32 and mask.dtype == np.uint8 and mask.shape == (batch, *size)
@@ -59,6 +68,17 @@ def test_the_metadata_of_the_file(trained, exported):
     assert [c["name"] for c in said["sdrseg.classes"]] == [c["name"] for c in meta["classes"]]
     assert said["sdrseg.classes"][1]["colour"] == [230, 159, 0]
     assert "uint8" in said["sdrseg.input"] and "0 to 255" in said["sdrseg.input"] and "logits" in said["sdrseg.output"]
+
+
+def test_the_file_alone_predicts_what_predict_does(trained, exported):
+    """Also for sides that are padded."""
+    image = np.random.default_rng(1).integers(0, 256, (45, 61, 3), dtype=np.uint8)
+    prediction = load(trained, device="cpu").predict(image)
+    session = onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
+    logits, mask = session.run(None, {"images": image.transpose(2, 0, 1)[None]})
+    shares = np.exp(logits[0] - logits[0].max(0))
+    np.testing.assert_allclose(shares / shares.sum(0), prediction.probabilities, atol=1e-5)
+    assert (mask[0] == prediction.mask).all()
 
 
 def test_predict_takes_the_file(trained, exported):
@@ -111,7 +131,7 @@ def test_a_decoder_that_pytorch_alone_exports_wrongly():
     for size in ((32, 32), (33, 47), (65, 129)):
         images = torch.randint(0, 256, (2, 3, *size), dtype=torch.uint8)
         with torch.no_grad():
-            expected = network(normalise(images)).logits.numpy()
+            expected = framed_logits(network, images)
         found = session.run(["logits"], {"images": images.numpy()})[0]
         assert abs(found - expected).max() <= 1e-3 * abs(expected).max()
 
@@ -125,11 +145,11 @@ def test_rows_that_see_the_features_of_the_encoder_are_exported(tmp_path, decode
     for size in ((32, 32), (33, 47), (65, 129)):
         images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 3, *size), dtype=np.uint8))
         with torch.no_grad():
-            expected = network(normalise(images)).logits.numpy()
+            expected = framed_logits(network, images)
             expected[:, 0] = 0  # with sigmoids, background is where no class is positive
             weight = network.shortcut.weight.clone()
             network.shortcut.weight.zero_()
-            without = network(normalise(images)).logits.numpy()
+            without = framed_logits(network, images)
             network.shortcut.weight.copy_(weight)
         allowed = 1e-4 * abs(expected).max()
         logits, mask = session.run(None, {"images": images.numpy()})

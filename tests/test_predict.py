@@ -298,6 +298,12 @@ def test_names_that_are_too_long_are_cut(sdrseg, trained):
     assert code == 0 and len(set(written)) == 4 and all(path.is_file() for path in written)
 
 
+def test_a_folder_in_place_of_a_picture(trained, tmp_path):
+    with pytest.raises(SdrsegError, match=r"photos: a folder, not a picture\.$"):
+        (tmp_path / "photos").mkdir()
+        load(trained, device="cpu").predict(tmp_path / "photos")
+
+
 def test_inputs_that_are_not_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     touch("d/x.txt", "out/masks/a.png")

@@ -20,17 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from sdrseg import __version__
-from sdrseg.datasets.augment import MEAN, STD, normalise
+from sdrseg.datasets.augment import FILL, MEAN, STD, normalise
 from sdrseg.datasets.shapes import Shapes
 from sdrseg.decision import Decision, scores
 from sdrseg.errors import SdrsegError, UsageError, first_line, quantity
 from sdrseg.files import atomic_writer, require_writable
-from sdrseg.network import SILENT, Network
+from sdrseg.network import SILENT, Network, next_multiple, resize_canvas
 from sdrseg.predict.images import find_inputs, read_pixels
 from sdrseg.predict.loading import load
 from sdrseg.predict.model import Model
 from sdrseg.predict.onnx_file import INSTALL, PREFIX, open_session, run_session
 from sdrseg.terminal import print_json, print_table
+from sdrseg.tiles import framed
 
 FORMATS = ("onnx",)
 SIZES = ((32, 32), (33, 47), (64, 64), (65, 129), (200, 150), (512, 512))
@@ -53,11 +54,15 @@ class Graph(nn.Module):
         self.decision: Decision = decision
         self.network = _exportable(network)
         self.mean, self.std = (nn.Buffer(torch.tensor(values)[:, None, None]) for values in (MEAN, STD))
+        self.fill = nn.Buffer(torch.tensor(FILL, dtype=torch.float32)[:, None, None])
         self.ids = nn.Buffer(torch.tensor(ids, dtype=torch.uint8))
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        normalised = (images.float() / 255 - self.mean) / self.std
-        logits = scores(self.network(normalised).logits, self.decision)
+        height, width = images.shape[-2:]
+        sides = (next_multiple(height, self.network.multiple), next_multiple(width, self.network.multiple))
+        framed = resize_canvas(images.float() - self.fill, *sides) + self.fill  # with the colour of padding
+        normalised = (framed / 255 - self.mean) / self.std
+        logits = scores(resize_canvas(self.network(normalised).logits, height, width), self.decision)
         return logits, self.ids[logits.argmax(1)]
 
 
@@ -208,7 +213,10 @@ def _compare(network: Network, model: Model, content: bytes, images_to_check: li
     ids = torch.tensor([c.id for c in model.classes], dtype=torch.uint8)
     rows: list[dict[str, Any]] = []
     for name, images in _check_images(images_to_check):
-        expected = scores(network(normalise(images)).logits, model.decision)
+        height, width = images.shape[-2:]
+        sides = (next_multiple(height, network.multiple), next_multiple(width, network.multiple))
+        logits = network(normalise(torch.stack([framed(image, *sides) for image in images]))).logits
+        expected = scores(logits[..., :height, :width], model.decision)
         found = run_session(session, images, "the exported network")
         mask = torch.from_numpy(session.run(["mask"], {"images": images.numpy()})[0])
         silent = expected < SILENT / 2  # rows of removed classes, whose large logits hide what the others do

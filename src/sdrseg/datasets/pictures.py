@@ -81,6 +81,8 @@ def open_picture(path: Path, decode: bool = True) -> Iterator[Image.Image]:
         raise DataError(f"{path}: no such file.") from error
     except PermissionError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}). Change its permissions.") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path}: a folder, not a picture.") from error
     except Exception as error:  # Pillow raises many kinds of errors on damaged files, also for EXIF data
         raise DataError(f"{path}: cannot be read as a picture ({first_line(error)}). Replace or remove it.") from error
 
