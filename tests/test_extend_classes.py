@@ -25,6 +25,7 @@ from sdrseg.engine.run import train
 from sdrseg.exporting import metadata
 from sdrseg.extend.history import change_classes
 from sdrseg.extend.parent import read_parent
+from sdrseg.extend.review import Limits, verdict
 from sdrseg.extend.run import extend
 from sdrseg.metrics import as_background
 from sdrseg.reporting import write_report
@@ -79,6 +80,17 @@ def test_removed_classes_where_background_is_not_scored(tmp_path):
     done = extend(tmp_path / "without", masks_folder(tmp_path / "white", 7), tmp_path / "more", **GIVEN)
     assert done.result["old"][0] == {"name": "background", "before": None, "after": None, "lost": None}
     assert all(r["same"] for r in score_again(tmp_path / "more"))
+
+
+def test_a_background_that_is_lost_misses_the_limit_too():
+    """The mean over old classes leaves background out."""
+    rows = [{"name": "background", "before": 90.0, "after": 20.0, "lost": 70.0}]
+    rows.append({"name": "red", "before": 50.0, "after": 51.0, "lost": -1.0})
+    result = {"old": rows, "forgetting": -1.0, "new_iou": 40.0}
+    found = verdict(result, Limits(max_forgetting=1.0))
+    assert not found["met"] and found["missed"] == ["background lost 70.0 points, the limit is 1"]
+    rows[0] |= {"after": None, "lost": None}  # it is not scored
+    assert verdict(result, Limits(max_forgetting=1.0))["met"]
 
 
 def iou_of(model: sdrseg.Model, pictures: list[tuple[Path, Path]], label: int, known: list[int]) -> float:

@@ -50,7 +50,9 @@ def extend(
     ] = None,
     max_forgetting: Annotated[
         float | None,
-        typer.Option(metavar="POINTS", help="Exit with code 3 if old classes lose more than this on average."),
+        typer.Option(
+            metavar="POINTS", help="Exit with code 3 if old classes lose more than this on average, or background."
+        ),
     ] = None,
     min_new_iou: Annotated[
         float | None,

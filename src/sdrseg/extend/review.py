@@ -160,6 +160,8 @@ def verdict(result: dict[str, Any], limits: Limits) -> dict[str, Any]:
         outcome = "could not be measured" if lost is None else f"is {lost:.1f} points"
         outcome += f" and was not measured for {', '.join(without)}" if lost is not None and without else ""
         missed.append(f"forgetting {outcome}, the limit is {limits.max_forgetting:g}")
+    if (most := limits.max_forgetting) is not None and (lost := result["old"][0]["lost"]) is not None and lost > most:
+        missed.append(f"background lost {lost:.1f} points, the limit is {most:g}")
     if limits.min_new_iou is not None and (new_iou is None or new_iou < limits.min_new_iou):
         outcome = "could not be measured" if new_iou is None else f"is {new_iou:.1f}"
         missed.append(f"IoU of the new classes {outcome}, the minimum is {limits.min_new_iou:g}")

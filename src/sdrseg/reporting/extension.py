@@ -92,6 +92,8 @@ def _read(run: RunRecord, saved: Any) -> Extension:
         without = unmeasured(saved)
         text += f", but was not measured for {', '.join(without)}" if lost is not None and without else ""
         checks.append(Check(text, lost, lost is not None and not without and lost <= most))
+        if (background := number(saved["old"][0]["lost"])) is not None:
+            checks.append(Check(f"background loses at most {most:g}", background, background <= most))
     if (least := number(verdict["min_new_iou"])) is not None:
         text = f"new classes reach an IoU of at least {least:g} % on average"
         checks.append(Check(text, reached, reached is not None and reached >= least))
