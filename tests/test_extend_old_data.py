@@ -207,7 +207,7 @@ def test_steps_whose_folder_is_gone_are_not_scored_again_and_the_others_are(plac
     assert [r["same"] for r in score_again(tmp_path / "8")] == [True, True, True]
 
 
-def test_a_run_without_any_of_its_data_is_not_compared(place, tmp_path):
+def test_a_run_without_any_of_its_data_is_not_compared(place, tmp_path, capsys):
     for name in ("white", "base"):
         shutil.copytree(place / name, tmp_path / name)
     extend(place / "run", tmp_path / "white", tmp_path / "7", old_data=tmp_path / "base", **GIVEN)
@@ -216,6 +216,8 @@ def test_a_run_without_any_of_its_data_is_not_compared(place, tmp_path):
     first, second = score_again(tmp_path / "7")
     assert first["same"] is None and second["same"] is None
     assert f"{tmp_path / 'base'}: no such folder." in first["difference"]
+    assert evaluate_run(tmp_path / "7", None, json=False)
+    assert ", not scored again, in" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_extended_run_takes_no_folder_to_score_again(place, moved):

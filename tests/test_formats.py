@@ -115,6 +115,7 @@ def test_data_without_background_is_converted_with_what_cannot_be_read_left_out(
     (tmp_path / "Images/photo00.jpg").write_bytes(b"broken")
     code, out, _ = sdrseg("convert", "..", "plain")  # a short path: names in the table are not folded
     assert code == 0 and "photo00.jpg" in out and "class 0, 'other'" in out
+    assert "photo00.png" not in out  # the mask is all right
     before, after = open_folder(tmp_path), open_folder(Path("plain"))
     assert after.classes == before.classes == ("other", "sky", 'b\u00efrd "x"', "cat", "dog")
     assert len(after.ids("train")) + len(after.ids("val")) == 17

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,17 @@ def test_without_background_class_0_is_ours(tmp_path: Path, said: str) -> None:
     assert ("'sky', is not called background" in note) == (said == "")
     with pytest.raises(DataError, match=r"the value 3 \(1 pixel\) is neither one of the classes \(0 \(sky\)"):
         one_mask(tmp_path, STREET + said, [[3]]).mask("a")
+
+
+def test_the_advice_for_an_unknown_value_can_be_followed(tmp_path: Path) -> None:
+    table = '[values]\n0 = "background"\n255 = "sheep"\n'
+    with pytest.raises(DataError) as wrong:
+        one_mask(tmp_path, table, [[0, 77, 255]]).mask("a")
+    said = str(wrong.value)
+    line = re.search(r'add it to the table `values` of .*dataset\.toml: (77 = "…"), with a class', said)
+    assert line and "nor ignored. Correct" in said
+    mended = one_mask(tmp_path, table + line[1].replace("…", "ignore"), [[0, 77, 255]])
+    assert mended.mask("a").tolist() == [[0, 255, 1]]
 
 
 def test_the_background_by_name_and_by_value(tmp_path: Path) -> None:
@@ -102,7 +114,7 @@ def test_a_table_of_values(tmp_path: Path) -> None:
     assert folder.mask("a").tolist() == [[0, 1, 2, 255]]
     with pytest.raises(
         DataError,
-        match=r'value 128 \(2 pixels\).*0 \(background\), 127 \(fire\), 254 \(smoke\).*values = \{128 = "…"\}',
+        match=r'value 128 \(2 pixels\).*0 \(background\), 127 \(fire\), 254 \(smoke\).*`values` of .*128 = "…"',
     ):
         one_mask(tmp_path, FIRE, [[0, 128, 128]]).mask("a")
 

@@ -125,6 +125,11 @@ def test_cells_and_patterns_choose():
     assert seeds == [("sdr", 1), ("ft", 2)]
     assert {e.method for e in made.chosen(None, ["method=sd*"])} == {"sdr"}  # the file's own keys
     assert len(made.chosen(None, ["spec=shapes:8-1@disjoint"])) == len(made.chosen(None, ["preset=default"])) == 4
+    scales = {"scale": [[0.5, 2.0], [1.0, 1.0]], "crop": 96}
+    lists = make_study({"spec": "shapes:8-1@disjoint", "method": "ft", "data": scales}, "f", Path(), "n")
+    for text in ("data.scale=[1.0,1.0]", "data.scale=[1.0, 1.0]"):
+        assert [e.config.data.scale for e in lists.chosen(None, [text])] == [(1.0, 1.0)]
+    assert len(lists.chosen(None, ["data.crop=96"])) == 2  # also what does not vary
     with pytest.raises(UsageError, match="--only mib: matches none of 4 experiments"):
         made.chosen(None, ["sdr", "mib"])
 

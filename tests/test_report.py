@@ -27,6 +27,7 @@ from sdrseg.errors import SdrsegError
 from sdrseg.methods import method_layers, method_values
 from sdrseg.reporting import write_report
 from sdrseg.reporting.collect import collect, command_line
+from sdrseg.reporting.findings import sentence
 from sdrseg.reporting.latent import measure, normalised_counts, project
 from sdrseg.reporting.pictures import ModelOutput, choose, open_data
 from sdrseg.scenario import SOURCES
@@ -173,6 +174,20 @@ def test_the_sentence_is_computed(report_runs, page):
     assert lead.startswith(f"{best} has {100 * summaries[best]['miou']['all']:.1f} % mIoU")
 
 
+def test_the_sentence_does_not_rank_what_looks_the_same(report_runs, tmp_path):
+    """Differences of less than half a tenth of a point."""
+    for name, more in (("one", 0), ("two", 1e-4)):
+        shutil.copytree(report_runs["sdr"], tmp_path / name)
+        file = tmp_path / name / "summary.json"
+        saved = json.loads(file.read_text())
+        saved["miou"]["all"], saved["forgetting"]["final"] = 0.5 + more, 0.02 + more
+        file.write_text(json.dumps(saved))
+    one, two = collect([tmp_path / "one", tmp_path / "two"])
+    assert one.forgetting.mean < two.forgetting.mean and one.summary["miou"]["all"] < two.summary["miou"]["all"]
+    said = sentence([one, two])
+    assert "the same as" in said and "An old class " in said and "forgets least" not in said
+
+
 # --- the page as such -------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +308,8 @@ def test_without_the_data_the_rest_is_reported(report_runs, tmp_path):
     pictured = (tmp_path / "out.html").read_text()
     with pytest.raises(SdrsegError, match="has pictures, and the new page would have none"):
         write_report([moved], tmp_path / "out.html")
+    with pytest.raises(SdrsegError, match=r"would have none\. No pictures or features, as requested"):
+        write_report([report_runs["sdr"]], tmp_path / "out.html", images=0)
     assert (tmp_path / "out.html").read_text() == pictured
     write_report([moved], tmp_path / "out.html", overwrite=True)
     assert len((tmp_path / "out.html").read_text()) < len(pictured)

@@ -379,10 +379,12 @@ def test_a_method_whose_name_is_a_section_cannot_have_settings():
         ("near.wait", {}, "there is no setting 'near.wait'; did you mean 'near.weight'"),
         ("near", {}, "there is no setting 'near'"),
         ("kd.weight", {"weight": setting(1.0, "w")}, "'kd' cannot name a section"),
+        ("n.weight", {"weight": setting(1.0, "w")}, 'section of its name. Write weight="entropy.weight" in place of'),
     ],
 )
 def test_the_weight_of_a_term_has_to_be_a_setting(weight, settings, message):
-    own = (Term("kd" if settings else "near", "nearness", "L_n", weight, settings=settings),)
+    name = {"kd.weight": "kd", "n.weight": "entropy"}.get(weight, "near")
+    own = (Term(name, "nearness", "L_n", weight, settings=settings),)
     kind = {"name": "near", "summary": "s", "settings": {"weight": setting(1.0, "w")}, "own_terms": own}
     with pytest.raises(UsageError, match=message):
         register_method(type("Near", (Method,), kind))

@@ -61,7 +61,9 @@ def convert(source: Source, out: Path, report: Progress | None = None) -> tuple[
                     _write_pair(source, id, partial, split)
                     counts[split] += 1
                 except DataError as error:
-                    problems.append(Problem(source.file(id, "mask"), "unreadable", str(error)))
+                    files = (source.file(id, "image"), source.file(id, "mask"))
+                    file = next((file for file in files if str(error).startswith(file)), files[1])
+                    problems.append(Problem(file, "unreadable", str(error)))
                 if report is not None:
                     report(sum(counts.values()), total)
         if not counts["train"]:

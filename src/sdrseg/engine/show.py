@@ -44,11 +44,12 @@ def evaluate_run(folder: Path, data: Path | None, json: bool, transform: str | N
         print_json(results)
     elif Processes().rank == 0:
         rows = [[r["step"], *(_percent(r["miou"][n]) for n in ("old", "new", "all")), _same(r)] for r in results]
-        how = f" with {transform}" if transform else ""
+        again = transform or any(r["same"] is not None for r in results)
+        how = (", scored again" if again else ", not scored again") + (f" with {transform}" if transform else "")
         images = {r["scored_on"] for r in results}  # of an extended run: step 0 was scored on a part of the others
         shown = EXTENDED_IMAGES if EXTENDED_IMAGES in images else " and ".join(sorted(images))
         print_table(
-            f"mIoU on {shown}, scored again{how}, in per cent",
+            f"mIoU on {shown}{how}, in per cent",
             ["step", "old", "new", "all", "same as in training"],
             rows,
         )

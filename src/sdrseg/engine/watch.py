@@ -153,7 +153,10 @@ class Watch:
         self._check(values)
         entry = self._entry(epoch, _means(values))
         entry["lr"] = list(self.rates)
-        entry["metrics"] = {name: float(value) for name, value in metrics.items()}
+        found = {name: float(value) for name, value in metrics.items()}
+        entry["metrics"] = {
+            name: value for name, value in found.items() if math.isfinite(value)
+        }  # JSON has no infinity
         if torch.cuda.is_available():
             entry["peak_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
         if self.bad:

@@ -51,7 +51,7 @@ def write_report(
         out = Path(re.sub(r"[^\w.-]+", "-", records[0].identity["spec"])[:100] + ".html")
         check_may_write(out, overwrite)
     found = gather(records, data, images)
-    if images and not found.rows and not overwrite and _has_pictures(out):
+    if not found.rows and not overwrite and _has_pictures(out):
         raise SdrsegError(
             f"{out} has pictures, and the new page would have none. {found.notes[-1]} "
             "Otherwise, choose another name with --out, or add --overwrite."

@@ -104,7 +104,7 @@ def sentence(runs: Sequence[RunRecord]) -> str:
         text += f" ({_percent(means['old'])} over the old ones, {_percent(means['new'])} over the new ones)"
     if len(ranked) > 1:
         second = ranked[1]
-        ahead = 100 * (means["all"] - second.summary["miou"]["all"])
+        ahead = round(100 * (means["all"] - second.summary["miou"]["all"]), 1)
         gap = f"{ahead:.1f} points more than {second.label}" if ahead > 0 else f"the same as {second.label}"
         text += f", {gap}" + (f", the best of {len(ranked)} runs" if ahead > 0 and len(ranked) > 2 else "")
     text += "." if over == of else ". The others were not measured."
@@ -114,7 +114,7 @@ def sentence(runs: Sequence[RunRecord]) -> str:
     run, value = min(known, key=lambda pair: pair[1])
     worst, most = max(known, key=lambda pair: pair[1])
     basis = "of its IoU on the old test images" if _extended(runs) else "of its best IoU"
-    if most > value:
+    if round(100 * most, 1) > round(100 * value, 1):  # as they are shown
         text += (
             f" {run.label} forgets least: an old class {_loses(value)} {basis} on average; with {worst.label}, it "
             f"{_loses(most)}."

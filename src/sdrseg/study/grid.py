@@ -253,7 +253,9 @@ def _numbers(text: str, last: int) -> list[int]:
 
 
 def _matches(experiment: Experiment, pattern: str) -> bool:
-    """Whether a pattern is the label, a part of it, or a key of the file and its value, such as method=sdr."""
-    named = {"spec": experiment.spec, "method": experiment.method, "preset": experiment.preset}
-    parts = [*experiment.label.split(), *(f"{key}={value}" for key, value in named.items())]
-    return fnmatchcase(experiment.label, pattern) or any(fnmatchcase(part, pattern) for part in parts)
+    """Whether a pattern is the label, a part of it, or a key of the file and its value, such as method=sdr. Lists are
+    compared as they are written, without blanks."""
+    named = {"spec": experiment.spec, "method": experiment.method, "preset": experiment.preset, **experiment.settings}
+    parts = [experiment.label, *experiment.label.split(), *(f"{key}={value}" for key, value in named.items())]
+    literal = pattern.replace(" ", "")
+    return any(fnmatchcase(part, pattern) or part.replace(" ", "") == literal for part in parts)

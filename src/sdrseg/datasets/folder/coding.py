@@ -128,13 +128,15 @@ class Coding:
         ignored = np.flatnonzero(self.values == VOID).tolist()
         advice = f"the classes or ignore in {self.file}."
         if self._has_table:
-            advice = f'add it to {self.file}: values = {{{value} = "…"}}, with a class, "background" or "{IGNORE}".'
+            advice = (
+                f'add it to the table `values` of {self.file}: {value} = "…", with a class, "background" or "{IGNORE}".'
+            )
         means = [f"{_spans(known)} ({self.classes.names[n]})" for n, known in by_class.items()]
         many = quantity(pixels, "pixel")
         return (
             f"{path}: the value {value} ({many}) is neither one of the classes "
             f"({', '.join(means[:8])}{f', … {len(means)} in all' if len(means) > 8 else ''}) "
-            f"nor ignored ({_spans(ignored)}). Correct the mask, or {advice}"
+            f"nor ignored{f' ({_spans(ignored)})' if ignored else ''}. Correct the mask, or {advice}"
         )
 
     def _from_colours(self, rgb: NDArray[Any], path: Path) -> Array:
