@@ -82,6 +82,18 @@ def test_bad_images_can_be_skipped(place, tmp_path):
         assert [*passes["bad_images"]] == [new.train_ids[0]]
 
 
+def test_pictures_that_cannot_be_remembered_are_named(place, tmp_path):
+    shutil.copytree(place / "base/images", tmp_path / "pictures")
+    broken = sorted((tmp_path / "pictures").iterdir())[0]
+    broken.write_bytes(b"broken")
+    given = {"images": tmp_path / "pictures", "method": "laps-softmax"}
+    with pytest.raises(SdrsegError, match=f"{broken.name}: cannot be read"):
+        extend(place / "run", place / "white", tmp_path / "out", settings=QUICK, display=Quiet(), **given)
+    display, settings = Quiet(), QUICK | {"run.on_bad_image": "skip"}
+    extend(place / "run", place / "white", tmp_path / "out", settings=settings, display=display, **given)
+    assert any(f"skipped 1 image that cannot be read: {broken.stem} (" in str(text) for text in display.said)
+
+
 def test_a_finished_extension_with_other_options_is_another_one(place, tmp_path):
     extend(place / "run", place / "white", tmp_path / "out", settings=QUICK, display=Quiet())
     given = {"settings": QUICK, "unlabelled": "ignore", "display": Quiet()}

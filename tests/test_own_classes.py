@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import sdrseg
 from runs import Quiet
 from sdrseg.datasets.folder import open_folder
+from sdrseg.datasets.folder.coding import Coding
 from sdrseg.datasets.index import class_index
 from sdrseg.errors import DataError
 from sdrseg.scenario import build_scenario, parse_spec
@@ -44,6 +45,8 @@ def test_the_advice_for_an_unknown_value_can_be_followed(tmp_path: Path) -> None
     said = str(wrong.value)
     line = re.search(r'add it to the table `values` of .*dataset\.toml: (77 = "…"), with a class', said)
     assert line and "nor ignored. Correct" in said
+    with pytest.raises(DataError, match=r'save masks as PNG files, because JPEG changes values.* "0-127"'):
+        Coding(one_mask(tmp_path, table, [[0]]).settings).decode(np.array([[1]], np.uint8), Path("a.jpg"))
     mended = one_mask(tmp_path, table + line[1].replace("…", "ignore"), [[0, 77, 255]])
     assert mended.mask("a").tolist() == [[0, 255, 1]]
 

@@ -15,6 +15,7 @@ from sdrseg.datasets.order import TrainOrder
 from sdrseg.engine.optimiser import set_learning_rates
 from sdrseg.engine.passes import GraphPass, Pass
 from sdrseg.engine.watch import Watch
+from sdrseg.errors import quantity
 from sdrseg.methods.own import require_appeared
 
 if TYPE_CHECKING:
@@ -62,6 +63,12 @@ def survey(
     method.end_survey(when)
     student.train()
     return bad
+
+
+def skipped(bad: Counter[str]) -> str:
+    """What a user is told of images that were skipped."""
+    each = ", ".join(f"{id} ({quantity(count, 'time')})" for id, count in sorted(bad.items()))
+    return f"skipped {quantity(len(bad), 'image')} that cannot be read: {each}"
 
 
 def fit(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sdrseg.config import Config
 from sdrseg.datasets.batches import Batches, survey_batches
-from sdrseg.engine.fit import survey
+from sdrseg.engine.fit import skipped, survey
 from sdrseg.engine.job import Job
 from sdrseg.methods import Method, StepInfo
 from sdrseg.network import load_network
@@ -53,6 +53,7 @@ def survey_with(
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     surveyor = through(method)
     if surveyor.wants_survey("after"):
-        survey(job.fabric, surveyor, network, None, batches, "after")
+        if bad := job.processes.counted(survey(job.fabric, surveyor, network, None, batches, "after")):
+            job.display.say(skipped(bad))
     found = method.state_dict()
     return found, {name for name, t in found.items() if name not in before or not torch.equal(t, before[name])}

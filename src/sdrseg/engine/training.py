@@ -13,13 +13,12 @@ from sdrseg.datasets.order import TrainOrder
 from sdrseg.engine.best import Best
 from sdrseg.engine.checkpoint import load_training, training_tensors, with_prefix
 from sdrseg.engine.evaluate import as_shown, score
-from sdrseg.engine.fit import fit, survey
+from sdrseg.engine.fit import fit, skipped, survey
 from sdrseg.engine.job import Job
 from sdrseg.engine.kept import Kept
 from sdrseg.engine.optimiser import make_optimiser
 from sdrseg.engine.speed import make_pass
 from sdrseg.engine.watch import Watch
-from sdrseg.errors import quantity
 from sdrseg.methods import Method
 from sdrseg.methods.base import When
 from sdrseg.network import Network
@@ -53,15 +52,14 @@ class StepTraining:
             bad += self._survey("before")
             job.log.cut_step(number)
         if self.method.iterates(number):
-            how, skipped = self._iterate(state)
-            bad += skipped
+            how, found = self._iterate(state)
+            bad += found
         else:
             how = "survey"
         bad += self._survey("after")
         job.log.write("passes", step=number, how=how, **({"bad_images": dict(bad)} if bad else {}))
         if bad:
-            each = ", ".join(f"{id} ({quantity(count, 'time')})" for id, count in sorted(bad.items()))
-            job.display.say(f"step {number}: skipped {quantity(len(bad), 'image')} that cannot be read: {each}")
+            job.display.say(f"step {number}: {skipped(bad)}")
         return bool(bad)
 
     def _survey(self, when: When) -> Counter[str]:

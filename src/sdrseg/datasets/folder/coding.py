@@ -127,7 +127,11 @@ class Coding:
         by_class = {n: np.flatnonzero(self.values == n).tolist() for n in np.unique(self.values) if n not in (-1, VOID)}
         ignored = np.flatnonzero(self.values == VOID).tolist()
         advice = f"the classes or ignore in {self.file}."
-        if self._has_table:
+        if path.suffix.lower() in (".jpg", ".jpeg"):
+            advice = (
+                f'save masks as PNG files, because JPEG changes values. Ranges in {self.file} allow for that: "0-127".'
+            )
+        elif self._has_table:
             advice = (
                 f'add it to the table `values` of {self.file}: {value} = "…", with a class, "background" or "{IGNORE}".'
             )
