@@ -25,7 +25,7 @@ from sdrseg.datasets.shapes import Shapes
 from sdrseg.decision import Decision, scores
 from sdrseg.errors import SdrsegError, UsageError, first_line, quantity
 from sdrseg.files import atomic_writer, require_writable
-from sdrseg.network import SILENT, Network, next_multiple, resize_canvas
+from sdrseg.network import SILENT, Network, resize_canvas
 from sdrseg.predict.images import find_inputs, read_pixels
 from sdrseg.predict.loading import load
 from sdrseg.predict.model import Model
@@ -59,9 +59,9 @@ class Graph(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         height, width = images.shape[-2:]
-        sides = (next_multiple(height, self.network.multiple), next_multiple(width, self.network.multiple))
-        framed = resize_canvas(images.float() - self.fill, *sides) + self.fill  # with the colour of padding
-        normalised = (framed / 255 - self.mean) / self.std
+        size = self.network.padded_size(height, width)
+        padded = resize_canvas(images.float() - self.fill, *size) + self.fill  # with the colour that prediction uses
+        normalised = (padded / 255 - self.mean) / self.std
         logits = scores(resize_canvas(self.network(normalised).logits, height, width), self.decision)
         return logits, self.ids[logits.argmax(1)]
 
@@ -214,8 +214,8 @@ def _compare(network: Network, model: Model, content: bytes, images_to_check: li
     rows: list[dict[str, Any]] = []
     for name, images in _check_images(images_to_check):
         height, width = images.shape[-2:]
-        sides = (next_multiple(height, network.multiple), next_multiple(width, network.multiple))
-        logits = network(normalise(torch.stack([framed(image, *sides) for image in images]))).logits
+        size = network.padded_size(height, width)
+        logits = network(normalise(torch.stack([framed(image, *size) for image in images]))).logits
         expected = scores(logits[..., :height, :width], model.decision)
         found = run_session(session, images, "the exported network")
         mask = torch.from_numpy(session.run(["mask"], {"images": images.numpy()})[0])

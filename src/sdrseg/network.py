@@ -75,10 +75,7 @@ class Network(nn.Module):
 
     def trunk(self, images: Tensor) -> tuple[Tensor, ...]:
         """Run encoder and decoder, which do not depend on the number of classes: stages, then the embedding."""
-        height, width = images.shape[-2:]
-        scales = self.encoder(
-            resize_canvas(images, next_multiple(height, self.multiple), next_multiple(width, self.multiple))
-        )
+        scales = self.encoder(resize_canvas(images, *self.padded_size(images.shape[-2], images.shape[-1])))
         kept = scales[1:] if self.keep_stages else scales[-1:]  # the first is the image itself
         embedding = self.decoder(scales)
         if self.shortcut is not None:
@@ -90,9 +87,12 @@ class Network(nn.Module):
         """Apply the classifier to the result of `trunk`, for images of this size."""
         *stages, embedding = trunk
         coarse = self.classifier(embedding)
-        padded = (next_multiple(height, self.multiple), next_multiple(width, self.multiple))
-        logits = upsample(coarse, padded, align_corners=self.align_corners)
+        logits = upsample(coarse, self.padded_size(height, width), align_corners=self.align_corners)
         return Output(resize_canvas(logits, height, width), coarse, embedding, tuple(stages))
+
+    def padded_size(self, height: int, width: int) -> tuple[int, int]:
+        """The size to which an image is padded: multiples of what the network needs."""
+        return next_multiple(height, self.multiple), next_multiple(width, self.multiple)
 
     @property
     def classes(self) -> int:

@@ -51,12 +51,8 @@ class StepTraining:
         if state is None:
             bad += self._survey("before")
             job.log.cut_step(number)
-        if self.method.iterates(number):
-            how, found = self._iterate(state)
-            bad += found
-        else:
-            how = "survey"
-        bad += self._survey("after")
+        how, found = self._iterate(state) if self.method.iterates(number) else ("survey", Counter())
+        bad += found + self._survey("after")
         job.log.write("passes", step=number, how=how, **({"bad_images": dict(bad)} if bad else {}))
         if bad:
             job.display.say(f"step {number}: {skipped(bad)}")

@@ -153,10 +153,8 @@ class Watch:
         self._check(values)
         entry = self._entry(epoch, _means(values))
         entry["lr"] = list(self.rates)
-        found = {name: float(value) for name, value in metrics.items()}
-        entry["metrics"] = {
-            name: value for name, value in found.items() if math.isfinite(value)
-        }  # JSON has no infinity
+        found = {name: float(value) for name, value in metrics.items()}  # some may be infinite, which JSON cannot say
+        entry["metrics"] = {name: value for name, value in found.items() if math.isfinite(value)}
         if torch.cuda.is_available():
             entry["peak_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
         if self.bad:

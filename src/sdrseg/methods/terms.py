@@ -98,8 +98,8 @@ def require_sound(term: Term, own: Mapping[str, type]) -> None:
     if term.settings and term.name in (*built_in, "step"):
         raise UsageError(f"{term.name!r} cannot name a section of settings. Choose another name for the term.")
     keys = {name: [f"{name}.{f.name}" for f in fields(kind)] for name, kind in (built_in | dict(own)).items()}
-    section, _, key = term.weight.partition(".")
-    if key in term.settings and section != term.name and section not in keys:
+    named, _, key = term.weight.partition(".")
+    if key in term.settings and named not in keys:
         raise UsageError(
             f"The weight of the term {term.name!r}: the settings of a term are in the section of its name. Write "
             f'weight="{term.name}.{key}" in place of {term.weight!r}.'

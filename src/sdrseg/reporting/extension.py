@@ -88,12 +88,13 @@ def _read(run: RunRecord, saved: Any) -> Extension:
     lost, reached, verdict = number(saved["forgetting"]), number(saved["new_iou"]), saved["verdict"]
     checks = []
     if (most := number(verdict["max_forgetting"])) is not None:
-        text = f"old classes lose at most {most:g} {'point' if most == 1 else 'points'} on average"
+        points = f"{most:g} {'point' if most == 1 else 'points'}"
+        text = f"old classes lose at most {points} on average"
         without = unmeasured(saved)
         text += f", but was not measured for {', '.join(without)}" if lost is not None and without else ""
         checks.append(Check(text, lost, lost is not None and not without and lost <= most))
         if (background := number(saved["old"][0]["lost"])) is not None:
-            checks.append(Check(f"background loses at most {most:g}", background, background <= most))
+            checks.append(Check(f"background loses at most {points}", background, background <= most))
     if (least := number(verdict["min_new_iou"])) is not None:
         text = f"new classes reach an IoU of at least {least:g} % on average"
         checks.append(Check(text, reached, reached is not None and reached >= least))

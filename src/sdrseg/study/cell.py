@@ -168,12 +168,13 @@ def _second(folder: RunFolder, config: Config, scores: Sequence[StepScore]) -> d
 def _per_class(scores: Sequence[StepScore], second: StepScore | None = None) -> list[dict[str, Any]]:
     """The final IoU and pixel accuracy of each class, and its IoU after the step that introduced it. `second`: another
     score of the last step, which is the only one that has it."""
-    end = second or scores[-1]
+    by_step = {score.step: score for score in (scores if second is None else [second])}
+    end = by_step[scores[-1].step]
     ious, accuracy = end.iou, end.accuracy
     rows = []
     for channel, name in enumerate(end.names):
         first = next(score for score in scores if len(score.names) > channel)
-        new = first if second is None else second if first.step == second.step else None
+        new = by_step.get(first.step)
         values = {"iou": ious[channel], "accuracy": accuracy[channel]}
         values["iou_when_new"] = None if new is None else new.iou[channel]
         rows.append({"name": name, "step": first.step, **{key: _percent(value) for key, value in values.items()}})
