@@ -16,7 +16,7 @@ import sdrseg
 from sdrseg.cli import main
 from sdrseg.config import parse_settings
 from sdrseg.datasets.shapes import Shapes
-from sdrseg.engine.evaluate import score_again
+from sdrseg.engine.rescore import score_again
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.methods import METHODS, find_method, register_method, resolve_method
 from sdrseg.methods.own import source_digest

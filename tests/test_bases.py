@@ -19,8 +19,8 @@ from sdrseg.datasets.folder.masks import Folder
 from sdrseg.datasets.sealed import Sealed
 from sdrseg.engine import evaluate
 from sdrseg.engine.bases import BaseStore, base_key, export_base, parse_size, write_base
-from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.job import prepare_job
+from sdrseg.engine.rescore import score_again
 from sdrseg.engine.run import train
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.methods import METHODS

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from runs import SPEC, TINY, Quiet, content, end_well, run, script, start, two_machines
 from sdrseg.config import load_config, parse_settings
 from sdrseg.engine import batch_size
-from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.job import prepare_job
 from sdrseg.engine.launch import InterruptedRunError
+from sdrseg.engine.rescore import score_again
 from sdrseg.engine.run import train
 from sdrseg.scenario import parse_spec
 

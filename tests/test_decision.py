@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runs import run
 from sdrseg.datasets.shapes import Shapes
 from sdrseg.decision import decide, probabilities, scores
-from sdrseg.engine.evaluate import score_again
+from sdrseg.engine.rescore import score_again
 from sdrseg.errors import SdrsegError
 from sdrseg.predict import load
 

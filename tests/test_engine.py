@@ -19,9 +19,9 @@ from sdrseg.datasets.order import TrainOrder
 from sdrseg.datasets.pictures import read_image
 from sdrseg.engine.bases import base_key
 from sdrseg.engine.checkpoint import load_optimiser, load_tensors, optimiser_tensors, save_tensors
-from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.job import prepare_job
+from sdrseg.engine.rescore import score_again
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import NotFiniteError
 from sdrseg.errors import SdrsegError, UsageError

@@ -25,7 +25,7 @@ from runs import Quiet, forked
 from sdrseg.cli import app
 from sdrseg.config import Config
 from sdrseg.datasets.extended import Extended
-from sdrseg.engine.evaluate import score_again
+from sdrseg.engine.rescore import score_again
 from sdrseg.engine.run import train
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.exporting import Graph, metadata

@@ -18,9 +18,9 @@ import sdrseg
 from extend_data import NAMES, QUICK, SMALL, base_folder, base_run, coco_folder, masks_folder
 from formats import save
 from runs import Quiet
-from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.job import reopen_job
 from sdrseg.engine.kept import agreement
+from sdrseg.engine.rescore import score_again
 from sdrseg.engine.run import train
 from sdrseg.exporting import metadata
 from sdrseg.extend.history import change_classes

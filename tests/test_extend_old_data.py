@@ -18,7 +18,7 @@ from formats import save
 from runs import Quiet
 from sdrseg.cli import app
 from sdrseg.datasets.extended import read_chain
-from sdrseg.engine.evaluate import score_again
+from sdrseg.engine.rescore import score_again
 from sdrseg.engine.show import evaluate_run
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend.branches import branches

@@ -10,7 +10,7 @@ import pytest
 import sdrseg
 from extend_data import QUICK, base_run, coco_folder, masks_folder
 from runs import Quiet
-from sdrseg.engine.evaluate import score_again
+from sdrseg.engine.rescore import score_again
 from sdrseg.extend.history import change_classes, rollback
 from sdrseg.extend.parent import read_parent
 from sdrseg.extend.plan import make_config

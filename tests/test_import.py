@@ -15,7 +15,7 @@ from torchvision.models import segmentation
 import sdrseg
 from extend_data import masks_folder
 from sdrseg.datasets.augment import normalise
-from sdrseg.engine.evaluate import score_again
+from sdrseg.engine.rescore import score_again
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend import imported
 from sdrseg.extend.history import history

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from runs import TINY, Quiet, content, run
 from sdrseg.config import parse_settings
 from sdrseg.datasets.augment import normalise
-from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.launch import make_fabric
 from sdrseg.engine.passes import CompiledPass, Pass
+from sdrseg.engine.rescore import score_again
 from sdrseg.engine.run import train
 from sdrseg.errors import UsageError
 from sdrseg.methods import METHODS

@@ -12,8 +12,8 @@ from runs import SPEC, TINY, Quiet, run
 from sdrseg import From, Term, load, register_method, register_term, setting, train
 from sdrseg.config import load_config, parse_settings
 from sdrseg.engine.bases import base_key, base_of
-from sdrseg.engine.evaluate import score_again
 from sdrseg.engine.job import prepare_job
+from sdrseg.engine.rescore import score_again
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.methods import METHODS, Method, own_sections, resolve_method
 from sdrseg.methods.terms import TERMS, only_later

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sdrseg.datasets import register_source
     from sdrseg.datasets.inspect import data_facts as data
     from sdrseg.datasets.source import Source
-    from sdrseg.engine.evaluate import score_again as evaluate
+    from sdrseg.engine.rescore import score_again as evaluate
     from sdrseg.engine.run import train
     from sdrseg.exporting import export_model as export
     from sdrseg.methods import Method, register_method
@@ -55,7 +55,7 @@ _MODULES = {
     "Source": "sdrseg.datasets.source",
     "Term": "sdrseg.methods.terms",
     "data": "sdrseg.datasets.inspect:data_facts",
-    "evaluate": "sdrseg.engine.evaluate:score_again",
+    "evaluate": "sdrseg.engine.rescore:score_again",
     "export": "sdrseg.exporting:export_model",
     "load": "sdrseg.predict",
     "register_method": "sdrseg.methods",

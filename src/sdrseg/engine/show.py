@@ -36,8 +36,8 @@ def show_summary(folder: Path, summary: dict[str, Any], json: bool) -> None:
 
 def evaluate_run(folder: Path, data: Path | None, json: bool, transform: str | None = None) -> bool:
     """Score all finished steps again; returns whether the scores equal those from training."""
-    from sdrseg.engine.evaluate import score_again
     from sdrseg.engine.job import EXTENDED_IMAGES
+    from sdrseg.engine.rescore import score_again
 
     results = score_again(folder, data, transform=transform)
     if json and Processes().rank == 0:
