@@ -35,6 +35,10 @@ def read_results(folder: Path = ROOT / "results") -> list[Cell]:
     return read_cells([folder])
 
 
+EARLIER = {"kd.weight": 100.0}
+"""The setting of SDR on 15-5 that README quotes, and names, as long as the default was not run there."""
+
+
 def seeds_of(method: str, scenario: str = "15-1") -> list[Cell]:
     """The results on VOC disjoint, short schedule, that README and, of the first seed, docs/performance.md quote."""
     found = [
@@ -42,9 +46,9 @@ def seeds_of(method: str, scenario: str = "15-1") -> list[Cell]:
         for cell in read_results()
         if (spec_of(cell), cell["method"], cell["preset"]) == (f"voc:{scenario}@disjoint", method, "default")
         and (cell["encoder"], cell["epochs"], cell["batch"]) == ("resnet50", [8, 8], [16, 8])
-        and (method == "laps" or not _tried(cell))
     ]
-    return sorted(found, key=lambda cell: cell["seed"])
+    usual = found if method == "laps" else [cell for cell in found if not _tried(cell)]
+    return sorted(usual or [cell for cell in found if _tried(cell) == EARLIER], key=lambda cell: cell["seed"])
 
 
 def tables(cells: Sequence[Cell]) -> str:

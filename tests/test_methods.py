@@ -241,10 +241,11 @@ ROWS = {
 }
 
 
+@pytest.mark.parametrize("task", ["15-1", "15-5"])
 @pytest.mark.parametrize("preset", ["default", "paper", "official"])
 @pytest.mark.parametrize("name", [*ROWS, *(f"sparsity-{kind}" for kind in get_args(SparsityVariant))])
-def test_a_row_of_a_study_has_its_terms_in_every_preset(name, preset):
-    config, sdr = make_config(name, preset), make_config("sdr", preset)
+def test_a_row_of_a_study_has_its_terms_in_every_preset_and_task(name, preset, task):
+    config, sdr = (load_config("voc", between=method_layers(one, preset, task)) for one in (name, "sdr"))
     weights = METHODS[name](config).weights()
     assert {term for term, weight in weights.items() if weight > 0} == ROWS.get(name, ALL)
     for term, weight in weights.items():
@@ -253,6 +254,14 @@ def test_a_row_of_a_study_has_its_terms_in_every_preset(name, preset):
     if weights["attract"] > 0:
         assert config.cl.form == sdr.cl.form
     assert config.sp.variant == (name.removeprefix("sparsity-") if name.startswith("sparsity-") else "class_max")
+
+
+@pytest.mark.parametrize(("preset", "weight"), [("default", 10.0), ("official", 100.0), ("paper", 6.25)])
+@pytest.mark.parametrize("name", ["sdr", "sdr+mib"])
+def test_the_weight_that_was_tuned_for_a_task_is_only_in_the_default(name, preset, weight):
+    for task in ("15-5", "15-1", "19-1"):
+        config = load_config("voc", between=method_layers(name, preset, task))
+        assert config.kd.weight == (100.0 if preset == "default" and task != "15-5" else weight)
 
 
 def test_what_the_presets_set_for_all():

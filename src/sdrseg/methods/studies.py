@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from sdrseg.methods.base import From, Method
@@ -23,16 +24,17 @@ CL = {"cl__attract": SDR.switches["cl.attract"].value, "cl__repel": SDR.switches
 def variant(of: type[Method], name: str, summary: str, source: str, **values: Any) -> type[Method]:
     """A method that differs from another in some switches only ("kd__weight" stands for kd.weight).
 
-    What it changes holds in every preset; what it shares with the other one follows the preset.
+    What it changes holds in every preset and task; what it shares with the other one follows preset and task.
     """
     changes = {key.replace("__", "."): From(value, source) for key, value in values.items()}
     changed = {key for key, new in changes.items() if key not in of.switches or of.switches[key].value != new.value}
-    by_preset = {
-        preset: {key: value for key, value in kept.items() if key not in changed}
-        for preset, kept in of.by_preset.items()
-    }
+
+    def kept(values: Mapping[str, Mapping[str, From]]) -> dict[str, dict[str, From]]:
+        return {name: {k: v for k, v in some.items() if k not in changed} for name, some in values.items()}
+
     members: dict[str, Any] = {"trains_step0_like": of.trains_step0_like or of} if of.own_step0 else {}
-    members |= {"name": name, "summary": summary, "switches": {**of.switches, **changes}, "by_preset": by_preset}
+    members |= {"name": name, "summary": summary, "switches": {**of.switches, **changes}}
+    members |= {"by_preset": kept(of.by_preset), "by_task": kept(of.by_task)}
     return type(f"Variant_{name}", (of,), {**members, "__doc__": summary})
 
 
