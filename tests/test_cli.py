@@ -231,6 +231,7 @@ def test_wrong_usage_ends_with_2(sdrseg, words, message):
     [
         (["data", "voc", "--data", "nowhere"], "nowhere: no such folder"),
         (["data", "./nowhere"], "./nowhere: no such folder"),
+        (["data", "nowhere/"], "nowhere/: no such folder"),
         (["data", "./x.pyth/y"], "./x.pyth/y: no such folder"),
         (["data", "voc:15-1@disjoint", "--data", "."], "no JPEGImages folder"),
         (["data", "ade20k", "--data", "."], "images/training"),

@@ -16,7 +16,9 @@ from formats import save, write
 from runs import Quiet
 from sdrseg.errors import SdrsegError
 from sdrseg.extend.newdata import read_new_data
+from sdrseg.extend.notes import repeated_notes
 from sdrseg.extend.parent import read_parent
+from sdrseg.extend.plan import make_plan
 from sdrseg.extend.run import extend
 
 
@@ -53,6 +55,28 @@ def test_images_without_a_new_class_are_counted(place, tmp_path):
     notes = read_new_data(parent, tmp_path / "white", None, unlabelled="ignore").notes
     assert "3 images without a new class are left out" in notes
     assert not any("without" in note for note in read_new_data(parent, tmp_path / "white", None, negatives=True).notes)
+
+
+def test_old_test_images_in_the_new_folder_are_named(place, tmp_path):
+    """Copies, whatever their names; another image of the same size in bytes is none."""
+    masks_folder(tmp_path / "white", 7, 12)
+    parent = read_parent(place / "run")
+
+    def notes() -> list[str]:
+        return repeated_notes(make_plan(parent, read_new_data(parent, tmp_path / "white", None), None))
+
+    assert notes() == []
+    trained = [Path(id).name for id in read_new_data(parent, tmp_path / "white", None).train_ids]
+    old = [place / f"base/images/{id}.png" for id in parent.test_ids[:3]]
+    for name, file in zip(trained, old[:2], strict=False):
+        shutil.copy(file, tmp_path / f"white/images/{name}.png")
+    save(tmp_path / f"white/images/{trained[2]}.png", np.full((SIDE, SIDE, 3), 9, np.uint8))
+    same_size = old[2].read_bytes()[:-1] + b"?"
+    (tmp_path / f"white/images/{trained[3]}.png").write_bytes(same_size)
+    (found,) = notes()
+    assert found.startswith(
+        f"2 old test images are also among the new training images, such as {old[0]} ({trained[0]}.png)"
+    )
 
 
 def test_images_without_a_mask_are_counted(place, tmp_path):

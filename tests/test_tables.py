@@ -236,14 +236,19 @@ def test_names_cannot_break_latex(name):
 
 @pytest.mark.parametrize("name", list(paper_tables()))
 def test_the_papers_tables_are_sound_latex(name):
-    require_sound_latex(to_latex(fill(paper_table(name), {}, [])))
+    table = paper_table(name)
+    runs = [(row.name, column) for row in table.rows for column in table.columns if row.is_run(column)]
+    for found in ({}, {place: [cell("ft")] for place in runs}):
+        text = to_latex(paper_form(table, found))
+        assert ("tabular" in text) == bool(found or name != "per-class")
+        require_sound_latex(text)
 
 
 def require_sound_latex(text: str) -> None:
     """Tabulars with braces that close, no character that means something to TeX, and as many cells as columns."""
     lines = [line for line in text.splitlines() if not line.startswith("%")]
     assert not any("%" in line.replace("\\%", "") for line in lines)
-    for tabular in "\n".join(lines).split("\n\n"):
+    for tabular in filter(str.strip, "\n".join(lines).split("\n\n")):
         require_sound_tabular(tabular.splitlines())
 
 
@@ -456,6 +461,18 @@ def test_the_best_method_of_each_class_is_marked():
     assert {head: rank for head, rank in ranks.items() if rank} == {
         "MiB IoU": 1, "FT IoU": 2, "SDR IoU": 2, "FT accuracy": 1, "SDR accuracy": 1, "MiB accuracy": 2,
     }  # fmt: skip
+
+
+def test_scenarios_without_a_result_have_no_empty_table():
+    """The classes of a table per class are known from results only."""
+    table = paper_table("per-class")
+    some = paper_form(table, {("FT", table.columns[1]): [cell("ft")]})
+    assert [block.title for block in some.blocks] == [table.columns[1]]
+    none = paper_form(table, {}, missing=["voc:15-1@disjoint ft seed=0"])
+    assert none.blocks == ()
+    for text in (to_markdown(none), to_latex(none)):
+        assert "Missing: 1 run (voc:15-1@disjoint ft seed=0)." in text and "|" not in text and "tabular" not in text
+    assert to_csv(none).count("\n") == 1
 
 
 def test_tables_of_held_out_images_say_so():

@@ -244,6 +244,9 @@ def test_the_command_marks_an_oracle_and_resumes(tmp_path, sdrseg):
     assert sdrseg(*command)[0] == 2  # neither trials nor minutes
     code, _, err = sdrseg(*command, "--trials", 3, "--set", "train.epochs=2", "--set", "run.log_every=5")
     assert code == 2 and "has another search (now, in the folder): settings: " in err and "'train.epochs': 2" in err
+    code, _, err = sdrseg(*command, "--trials", 3, "--range", "pm.weight=0.1|1.0")
+    assert code == 2
+    assert "(now, in the folder): ranges: 'kd.weight=0.1:5:log, pm.weight=0.1|1.0', 'kd.weight=0.1:5:log'" in err
     assert json.loads((tmp_path / "tune/tune.json").read_text())["trials"] == again["trials"]
 
 

@@ -92,7 +92,7 @@ def _inspect(
     with suppress(OSError, ValueError):  # not a valid path: a specification
         if path is None and spec_text not in SOURCES and Path(spec_text).is_dir():
             spec_text, path = "folder", Path(spec_text)
-    if path is None and re.match(r"[./~]", spec_text) and not re.search(r"\.py(:|$)", spec_text):
+    if path is None and re.match(r"[./~]|[^:]*/$", spec_text) and not re.search(r"\.py(:|$)", spec_text):
         raise DataError(f"{spec_text}: no such folder. Name the folder that contains your data.")
     spec = read_spec(spec_text)
     config = load_config(spec.source, config_file, settings)

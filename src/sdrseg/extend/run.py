@@ -19,7 +19,7 @@ from sdrseg.engine.trackers import require_trackers
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend.forecast import Forecast, forecast
 from sdrseg.extend.newdata import Protocol, Unlabelled, read_new_data
-from sdrseg.extend.notes import label_notes, memory_notes, old_data_notes
+from sdrseg.extend.notes import label_notes, memory_notes, old_data_notes, repeated_notes
 from sdrseg.extend.parent import Parent, copy_steps, read_parent
 from sdrseg.extend.plan import Plan, choose_method, make_config, make_plan, method_notes
 from sdrseg.extend.remember import Views, make_memory, needed, remembered, views_of
@@ -101,7 +101,7 @@ def extend(
     built = job.method(config.of_step(plan.step.number), job.processes)
     built.require_state(parent.folder.load_memory(parent.step))
     uses = needed(built)
-    notes = [*new.notes, *old_data_notes(parent, more), *method_notes(parent, method, name)]
+    notes = [*new.notes, *old_data_notes(parent, more), *repeated_notes(plan), *method_notes(parent, method, name)]
     notes += without_effect(job, usual)
     notes += [*memory_notes(name, uses, known, views is not None, images), *label_notes(job, plan)]
     if not job.folder.has_model(plan.step.number):

@@ -39,6 +39,12 @@ class Range:
         """Its choices, or its smallest and largest value."""
         return self.choices or tuple(int(end) if self.whole else end for end in (self.low, self.high))
 
+    def __str__(self) -> str:
+        """As in `--range`."""
+        if self.choices:
+            return f"{self.key}={'|'.join(map(str, self.choices))}"
+        return f"{self.key}={self.low:g}:{self.high:g}" + (":log" if self.log else "")
+
     def suggest(self, trial: Any) -> Any:
         if self.choices:
             return trial.suggest_categorical(self.key, self.choices)

@@ -58,7 +58,7 @@ def to_latex(table: Table) -> str:
     """Tables with booktabs: scenarios side by side, or one below the other if they are wide; the paper's numbers and
     differences are below ours."""
     together = sum(len(block.values) for block in table.blocks) <= WIDEST
-    parts = [table.blocks] if together else [(block,) for block in table.blocks]
+    parts = [table.blocks] if together and table.blocks else [(block,) for block in table.blocks]
     tabulars = [_tabular(blocks) for blocks in parts]
     notes = [f"% {_tex(note)}" for note in _notes(table)]
     return "\n".join([r"% needs \usepackage{booktabs}", "\n\n".join(tabulars), *notes]) + "\n"

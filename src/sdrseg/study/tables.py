@@ -87,7 +87,7 @@ def paper_form(
         ]
     scored = {cell["scored_on"] for cells in found.values() for cell in cells} - {TEST_IMAGES}
     notes += [f"Ours is scored on {what}." for what in sorted(scored)]
-    return Table(table.name, table.title, tuple(blocks), tuple(notes), tuple(missing))
+    return Table(table.name, table.title, tuple(block for block in blocks if block.lines), tuple(notes), tuple(missing))
 
 
 def _block(

@@ -79,9 +79,10 @@ class Search:
         if read_spec(self.spec).task == "offline":
             raise UsageError(f"{self.spec} has one step. Tuning needs a scenario with later steps.")
 
-    def claim(self, strategy: str) -> None:
+    def claim(self, strategy: str, ranges: Sequence[Range] = ()) -> None:
         """Note in the folder what is searched there; raise an error if it belongs to another search."""
         facts = {"spec": self.spec, "method": self.method, "preset": self.preset, "strategy": strategy}
+        facts |= {"ranges": ", ".join(sorted(map(str, ranges)))} if ranges else {}
         free = {s.key for s in self.config().settings() if s.affects == "nothing"}
         settings = {key: value for key, value in self.settings.items() if key not in free}
         own = json.loads(json.dumps({**facts, "oracle": self.oracle, "settings": settings}))
@@ -206,7 +207,7 @@ def search_ranges(
             return 0.0
         return sum(scores) / len(scores)
 
-    search.claim("ranges")
+    search.claim("ranges", ranges)
     backend = optuna.storages.journal.JournalFileBackend(str(search.out / "journal.log"))
     study = optuna.create_study(
         study_name="tune",
