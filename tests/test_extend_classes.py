@@ -25,8 +25,8 @@ from sdrseg.engine.run import train
 from sdrseg.exporting import metadata
 from sdrseg.extend.history import change_classes
 from sdrseg.extend.parent import read_parent
-from sdrseg.extend.review import Limits, verdict
 from sdrseg.extend.run import extend
+from sdrseg.extend.verdict import Limits, verdict
 from sdrseg.metrics import as_background
 from sdrseg.reporting import write_report
 

@@ -18,7 +18,8 @@ from sdrseg.errors import SdrsegError, UsageError, nearest
 from sdrseg.extend.parent import IMPORTED, STEP_FILES, Parent, read_parent
 from sdrseg.extend.plan import chain_spec
 from sdrseg.extend.removed import removed_name
-from sdrseg.extend.review import EXTENSION, Limits, verdict, without_classes
+from sdrseg.extend.review import EXTENSION, without_classes
+from sdrseg.extend.verdict import Limits, verdict
 from sdrseg.files import link_or_copy, require_writable, write_json
 from sdrseg.metrics import StepScore, as_background, summary
 from sdrseg.scenario import parse_spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from sdrseg.engine.evaluate import labels_and_logits
 from sdrseg.engine.job import Job
 from sdrseg.engine.kept import agreement, merged_channels
 from sdrseg.engine.saved import open_step
-from sdrseg.errors import UsageError, quantity
 from sdrseg.extend.forecast import Forecast
 from sdrseg.extend.plan import Plan
+from sdrseg.extend.verdict import Limits, verdict
 from sdrseg.files import write_json
 from sdrseg.labels import VOID
 from sdrseg.metrics import StepScore, as_background, iou_of_all, mean_of, with_known_background
@@ -28,19 +28,6 @@ MATRICES = ("confusion", "complete")
 """Confusion matrices in extension.json: on all old test images, and on those that label all classes."""
 WORST = 6
 """How many images of each kind are saved for the report."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The requirements of the user, in points of IoU."""
-
-    max_forgetting: float | None = None
-    min_new_iou: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value, least in (("max-forgetting", self.max_forgetting, -100), ("min-new-iou", self.min_new_iou, 0)):
-            if value is not None and not least <= value <= 100:
-                raise UsageError(f"--{name} {value:g}: points of IoU, from {least} to 100.")
 
 
 def review(
@@ -134,39 +121,6 @@ def _alarms_on_background(matrix: NDArray[np.int64], n_old: int) -> float | None
     """The share of background that is predicted as a new class."""
     row = matrix[0]
     return float(row[n_old:].sum() / row.sum()) if row.sum() else None
-
-
-def unmeasured(result: dict[str, Any]) -> list[str]:
-    """The old classes, without background, that no old test image shows: what they lost is not known."""
-    return [str(one["name"]) for one in result["old"][1:] if one["lost"] is None]
-
-
-def why_unmeasured(result: dict[str, Any]) -> str:
-    """Why forgetting was not measured; empty if it was."""
-    if result["forgetting"] is not None:
-        return ""
-    if len(result["old"]) == 1:
-        return "no old class is left besides background"
-    if not result["old_images"]:
-        return "old test images are not available"
-    return f"no old class is labelled in the {quantity(result['old_images'], 'old test image')}"
-
-
-def verdict(result: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Whether each requirement is met; one that could not be measured is not met."""
-    lost, new_iou, without = result["forgetting"], result["new_iou"], unmeasured(result)
-    missed = []
-    if limits.max_forgetting is not None and (lost is None or without or lost > limits.max_forgetting):
-        outcome = "could not be measured" if lost is None else f"is {lost:.1f} points"
-        outcome += f" and was not measured for {', '.join(without)}" if lost is not None and without else ""
-        missed.append(f"forgetting {outcome}, the limit is {limits.max_forgetting:g}")
-    if (most := limits.max_forgetting) is not None and (lost := result["old"][0]["lost"]) is not None and lost > most:
-        missed.append(f"background lost {lost:.1f} points, the limit is {most:g}")
-    if limits.min_new_iou is not None and (new_iou is None or new_iou < limits.min_new_iou):
-        outcome = "could not be measured" if new_iou is None else f"is {new_iou:.1f}"
-        missed.append(f"IoU of the new classes {outcome}, the minimum is {limits.min_new_iou:g}")
-    required = limits.max_forgetting is not None or limits.min_new_iou is not None
-    return {"asked": required, "met": not missed, "missed": missed, **asdict(limits)}
 
 
 @dataclass

@@ -25,7 +25,8 @@ from sdrseg.extend.plan import Plan, choose_method, make_config, make_plan, meth
 from sdrseg.extend.remember import Views, make_memory, needed, remembered, views_of
 from sdrseg.extend.removed import added_again
 from sdrseg.extend.replay import read_replay
-from sdrseg.extend.review import EXTENSION, Limits, review, verdict
+from sdrseg.extend.review import EXTENSION, review
+from sdrseg.extend.verdict import Limits, verdict
 from sdrseg.files import write_json
 from sdrseg.methods import find_method
 from sdrseg.methods.own import file_digest

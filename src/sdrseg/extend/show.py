@@ -7,8 +7,9 @@ from typing import Any
 
 from sdrseg.distributed import Processes
 from sdrseg.errors import quantity
-from sdrseg.extend.review import MATRICES, unmeasured, why_unmeasured
+from sdrseg.extend.review import MATRICES
 from sdrseg.extend.run import Extension
+from sdrseg.extend.verdict import unmeasured, why_unmeasured
 from sdrseg.terminal import console, print_json, print_table
 
 

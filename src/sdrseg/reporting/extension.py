@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sdrseg.extend.review import unmeasured, why_unmeasured
+from sdrseg.extend.verdict import Check, Limits, checks, why_unmeasured
 from sdrseg.reporting.collect import RunRecord, damaged, number
 from sdrseg.reporting.pictures import Row, TestData, apply_models, load_images, prediction_tile, start_row
 
@@ -23,15 +23,6 @@ class ClassRow:
     @property
     def change(self) -> float | None:
         return None if self.before is None or self.after is None else self.after - self.before
-
-
-@dataclass(frozen=True)
-class Check:
-    """A requirement, and whether it is met; a value of None could not be measured."""
-
-    text: str
-    value: float | None
-    met: bool
 
 
 @dataclass(frozen=True)
@@ -85,32 +76,20 @@ def read_extension(run: RunRecord) -> Extension | None:
 def _read(run: RunRecord, saved: Any) -> Extension:
     old = [ClassRow(str(c["name"]), number(c["before"]), number(c["after"]), False) for c in saved["old"]]
     new = [ClassRow(str(c["name"]), None, number(c["iou"]), True) for c in saved["new"]]
-    lost, reached, verdict = number(saved["forgetting"]), number(saved["new_iou"]), saved["verdict"]
-    checks = []
-    if (most := number(verdict["max_forgetting"])) is not None:
-        points = f"{most:g} {'point' if most == 1 else 'points'}"
-        text = f"old classes lose at most {points} on average"
-        without = unmeasured(saved)
-        text += f", but was not measured for {', '.join(without)}" if lost is not None and without else ""
-        checks.append(Check(text, lost, lost is not None and not without and lost <= most))
-        if (background := number(saved["old"][0]["lost"])) is not None:
-            checks.append(Check(f"background loses at most {points}", background, background <= most))
-    if (least := number(verdict["min_new_iou"])) is not None:
-        text = f"new classes reach an IoU of at least {least:g} % on average"
-        checks.append(Check(text, reached, reached is not None and reached >= least))
+    limits = Limits(*(number(saved["verdict"][key]) for key in ("max_forgetting", "min_new_iou")))
     similar = {} if saved["forecast"] is None else saved["forecast"]["similar"]
     return Extension(
         label=run.label,
         step=run.last,
         classes=(*old, *new),
-        forgetting=lost,
-        new_iou=reached,
+        forgetting=number(saved["forgetting"]),
+        new_iou=number(saved["new_iou"]),
         kept_elsewhere=number(saved["kept_elsewhere"]),
         unmeasured=why_unmeasured(saved),
         old_images=int(saved["old_images"]),
         held_out_images=int(saved["held_out_images"]),
         ignored=saved.get("unlabelled") == "ignore",
-        checks=tuple(checks),
+        checks=tuple(checks(saved, limits)),
         similar=tuple((str(n), str(o), float(share)) for n, old in similar.items() for o, share in old.items()),
         regressions=_worst(run, saved["regressions"]),
         false_alarms=_worst(run, saved["false_alarms"]),
