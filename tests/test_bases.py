@@ -17,6 +17,7 @@ from runs import SPEC, TINY, Quiet, content, run
 from sdrseg.config import load_config, parse_settings
 from sdrseg.datasets.folder.masks import Folder
 from sdrseg.datasets.sealed import Sealed
+from sdrseg.engine import bases as bases_module
 from sdrseg.engine import evaluate
 from sdrseg.engine.bases import BaseStore, base_key, export_base, parse_size, write_base
 from sdrseg.engine.job import prepare_job
@@ -230,8 +231,45 @@ def test_a_base_travels_in_shards_of_float16(finished, tmp_path):
     assert exact.import_from(tmp_path / "whole") == key and not exact.rounded(key)
 
 
+def test_what_is_exported_is_the_base_and_not_what_a_method_remembers_beside_it(tmp_path):
+    """A memory of Gaussians would be taken for vectors by a method that remembers vectors."""
+    store, other = BaseStore(tmp_path / "bases"), BaseStore(tmp_path / "other")
+    run(tmp_path / "gaussian", "laps-gaussian")
+    export_base(tmp_path / "gaussian", tmp_path / "travel", None, store.folder)
+    key = other.import_from(tmp_path / "travel")
+    assert {n: t.shape for n, t in other.load(key)[1].items()} == {n: t.shape for n, t in store.load(key)[1].items()}
+    assert other.images(key) == store.images(key) is not None
+    run(tmp_path / "decoder", "laps-decoder", bases=other.folder)
+    with pytest.raises(SdrsegError, match=r"nowhere does not contain [0-9a-f]{24}, the base of .*/gaussian\. Name its"):
+        export_base(tmp_path / "gaussian", tmp_path / "again", None, tmp_path / "nowhere")
+
+
+def test_a_base_is_added_whole_or_not_at_all_and_never_replaced(finished, tmp_path, monkeypatch):
+    whole = BaseStore(finished.parent / "bases")
+    key = next(p.name for p in whole.folder.iterdir() if (p / "meta.json").exists())
+    model, memory = whole.load(key)
+    store, real = BaseStore(tmp_path / "store"), bases_module.write_json
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bases_module, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.save(key, model, memory, {})
+    assert not store.has(key) and list(store.folder.iterdir()) == []
+    monkeypatch.setattr(bases_module, "write_json", real)
+    store.save(key, model, memory, {})
+    store.save(key, {name: -tensor for name, tensor in model.items()}, memory, {})  # trained by two at the same time
+    assert all(torch.equal(tensor, model[name]) for name, tensor in store.load(key)[0].items())
+    assert [p.name for p in store.folder.iterdir()] == [key]
+    (tmp_path / "half" / key).mkdir(parents=True)
+    (tmp_path / "half" / key / "mine").write_text("mine")
+    with pytest.raises(SdrsegError, match="not a whole base"):
+        BaseStore(tmp_path / "half").save(key, model, memory, {})
+
+
 def test_a_result_says_if_its_base_was_rounded(finished, tmp_path):
-    export_base(finished, tmp_path / "travel", None)
+    export_base(finished, tmp_path / "travel", None, finished.parent / "bases")
     BaseStore(tmp_path / "bases").import_from(tmp_path / "travel")
     run(tmp_path / "run", "ft")
     assert cell_of(tmp_path / "run")["base"] == "taken from the store, rounded to float16"

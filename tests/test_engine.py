@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import subprocess
+import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -308,7 +311,34 @@ def test_two_runs_cannot_write_one_folder(finished, tmp_path):
     assert folder.open(identity, config_from(config["config"], "test"))
     with pytest.raises(SdrsegError, match="in use by another process"):
         run(tmp_path / "run", bases=tmp_path / "bases")
+    code = f"import fcntl; fcntl.lockf(open({str(tmp_path / 'run/.lock')!r}, 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert b"BlockingIOError" in other.stderr  # the refused start has not released the lock
     folder.close()
+
+
+def test_later_steps_have_the_memory_of_step_0(tmp_path, monkeypatch):
+    """Its network, gradients and statistics are freed."""
+    import sdrseg.engine.run as engine
+
+    real, alive = engine.assemble, []
+
+    def assemble(*given):
+        made = real(*given)
+        alive.extend(weakref.ref(one) for one in made if one is not None)
+        return made
+
+    def after_step(score):
+        gc.collect()
+        left.append(sum(one() is not None for one in alive))
+
+    left: list[int] = []
+    monkeypatch.setattr(engine, "assemble", assemble)
+    settings = parse_settings(TINY)
+    train(
+        SPEC, "ewc", tmp_path / "run", settings=settings, bases=tmp_path / "b", display=Quiet(), after_step=after_step
+    )
+    assert len(alive) == 2 and left == [0, 0, 0]
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path):

@@ -76,6 +76,26 @@ def test_what_cannot_be_compiled_is_computed_plainly_and_nothing_is_counted_twic
     assert all(torch.equal(memory[name], other_memory[name]) for name in memory)
 
 
+@pytest.mark.parametrize("memory", ["gaussian", "features"])
+def test_a_pass_that_is_tried_again_replays_the_same_memory(memory: str) -> None:
+    found = []
+    for speed in ("plain", "compile"):
+        settings = ("laps.fit_only=false", f"laps.memory={memory}", f"run.speed={speed}")
+        stage = begin("laps", "disjoint", settings=settings)
+        stage.look("before")
+        fabric = make_fabric(stage.method.config)
+        setup = fabric.setup(stage.student)
+        compute = make_pass(fabric, stage.method, setup, stage.teacher, stage.method.config, 0, lambda text: None)
+        if isinstance(compute, CompiledPass):
+            compute._finish = Broken.apply  # fails, whatever it is called with
+        stage.method.expect(None, 1)
+        compute.zero_gradients()
+        compute(stage.batch)
+        assert compute.how == "plain" and stage.method.replays
+        found.append([p.grad for p in stage.student.parameters()])
+    assert all((a is None) == (b is None) and (a is None or torch.equal(a, b)) for a, b in zip(*found, strict=True))
+
+
 def old_background_is_void(self: Method, batch: Batch, teacher: Output | None) -> Batch:
     """A method's own relabel: what the teacher takes for anything but background becomes void."""
     assert teacher is not None
@@ -284,6 +304,25 @@ def test_the_compiled_trunk_serves_every_number_of_classes(monkeypatch) -> None:
         compute(replace(batch, labels=torch.where(new, n_old, batch.labels)))
         graphs.append(len(compiled))
     assert graphs == [2, 2, 2]  # student and teacher
+
+
+def test_the_trunk_is_compiled_for_any_number_of_settings(monkeypatch) -> None:
+    """torch keeps eight versions of a function, and runs further ones uncompiled."""
+    compiled = []
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(CompiledPass, "backend", staticmethod(counted))
+    for images in range(1, 11):
+        config = make_config("ft", "default", "run.speed=trunk", f"train.batch_size={images}")
+        method, student = METHODS["ft"](config), build_network(config.net, N_OLD)
+        method.begin_step(StepInfo(0, 0, N_OLD, "disjoint"), student, None)
+        fabric = make_fabric(config)
+        compute = make_pass(fabric, method, fabric.setup(student.eval()), None, config, 0, pytest.fail)
+        compute(make_batch(0, "disjoint", images))
+        assert len(compiled) == images
 
 
 @pytest.mark.parametrize(

@@ -450,6 +450,23 @@ def test_of_uncertain_activations_fewer_are_better():
     assert [value.paper for value in block.lines[0].values] == [None, 5.8, 4.9, 5.6]
 
 
+def test_a_run_with_a_lowered_rate_is_named():
+    lowered = cell("sdr", settings={"lowered_rate": "step 1 × 0.33"}, seed=2)
+    table = paper_table("voc")
+    found = {("SDR", "voc:15-1@disjoint"): [cell("sdr"), lowered]}
+    said = "SDR, voc:15-1@disjoint, seed 2: diverged and was trained with a lower learning rate (step 1 × 0.33)."
+    assert said in paper_form(table, found).notes and not paper_form(table, {}).notes == paper_form(table, found).notes
+    with_both = compare([cell("sdr"), {**lowered, "setup": "another"}])
+    assert [line.name for line in with_both.blocks[0].lines] == ["sdr", "sdr lowered_rate=step 1 × 0.33"]
+
+
+def test_rows_with_other_seeds_are_named():
+    one, two = [cell("mib", seed) for seed in (0, 1, 2)], [cell("sdr", seed) for seed in (1, 2, 3)]
+    said = "voc:15-1@disjoint: sdr has other seeds (1, 2, 3) than the others (0, 1, 2), which adds noise."
+    assert said in compare([*one, *two]).notes
+    assert not any("other seeds (" in note for note in compare([*one, *two[:2]]).notes)
+
+
 def test_the_best_method_of_each_class_is_marked():
     table = paper_table("per-class")
     found = {("FT", table.columns[0]): [cell("ft")], ("SDR", table.columns[0]): [cell("sdr"), cell("sdr", 1)]}

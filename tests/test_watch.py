@@ -15,9 +15,12 @@ from runs import TINY, Quiet
 from sdrseg.config import parse_settings
 from sdrseg.datasets.batches import Batch
 from sdrseg.distributed import Processes
+from sdrseg.engine.bases import export_base
 from sdrseg.engine.launch import InterruptedRunError, Interruption, cpu_warning
 from sdrseg.engine.run import train
 from sdrseg.engine.watch import Log, NoLog, NotFiniteError, Watch
+from sdrseg.errors import SdrsegError
+from sdrseg.study.cell import cell_of, seconds_in
 from sdrseg.terminal import TrainingDisplay
 
 
@@ -35,6 +38,23 @@ def test_a_step_that_begins_anew_leaves_nothing_of_itself_in_the_log(tmp_path):
     log.close()
     left = [json.loads(line)["event"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert left == ["train", "score"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_time_before_a_step_begins_anew_in_another_process_does_not_count(tmp_path, killed):
+    """The line of the start of that process is among those that are removed."""
+    log = Log(tmp_path)
+    log.write("start")
+    log.write("score", step=0)
+    log.write("train", step=1)
+    if killed:
+        log.write("start")
+    log.cut_step(1)
+    log.close()
+    left = [json.loads(line)["event"] for line in log.file.read_text().splitlines()]
+    assert left == ["start", "score", *(["restart"] if killed else [])]
+    events = [("start", 0), ("score", 10), ("restart", 1000), ("train", 1005)]
+    assert seconds_in([{"event": event, "time": time} for event, time in events]) == 15
 
 
 def test_a_display_takes_the_terminal_only_when_there_is_something_to_show(monkeypatch):
@@ -225,6 +245,49 @@ def test_parts_of_a_batch_add_up_in_the_log():
             watch.add({"ce": torch.tensor(part)}, torch.tensor(2 * part))
         watch.end_iteration(batch(0), dict)
     assert shown[-1]["losses"] == {"ce": 3.0, "loss": 6.0}
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_lowered_rate_survives_a_stop(tmp_path, monkeypatch, where):
+    """The step goes on with that rate, and says so; a step 0 that was trained with it is no base."""
+    import sdrseg.engine.training as engine
+
+    real, tried, stopped = engine.make_optimiser, [], []
+
+    def make_optimiser(network, method, config):
+        tried.append((method.step.number, config.optim.lr))
+        return real(network, method, config)
+
+    class Exploding(Watch):
+        def _check(self, values):
+            if self.step == where and self.iteration >= 3 and tried[-1][1] > 0.01:
+                raise NotFiniteError("not finite. Images: x.")
+            if self.step == where and self.iteration >= 5 and not stopped:
+                stopped.append(self.iteration)
+                raise RuntimeError("stopped")
+            super()._check(values)
+
+    monkeypatch.setattr(engine, "make_optimiser", make_optimiser)
+    monkeypatch.setattr(engine, "Watch", Exploding)
+    settings = parse_settings(
+        [*TINY, "optim.lr=0.02", "optim.lr_later=0.02", "train.epochs=3", "run.on_divergence=lower"]
+    )
+    given = {"bases": tmp_path / "bases", "display": Quiet()}
+    with pytest.raises(RuntimeError, match="stopped"):
+        train("shapes:9-1@disjoint", "ft", tmp_path / "run", settings=settings, **given)
+    train("shapes:9-1@disjoint", "ft", tmp_path / "run", settings=settings, **given)
+    rates = [rate for step, rate in tried if step == where]
+    assert rates == pytest.approx([0.02, 0.02 / 3, 0.02 / 3])
+    resumed = [e for e in map(json.loads, (tmp_path / "run/log.jsonl").open()) if e["event"] == "resume"]
+    assert [(e["step"], e["iteration"]) for e in resumed] == [(where, 2), (where, 4)]
+    metas = [json.loads((tmp_path / f"run/steps/{n}/meta.json").read_text()) for n in (0, 1)]
+    assert [m.get("lowered_rate") for m in metas] == [pytest.approx(1 / 3) if n == where else None for n in (0, 1)]
+    assert len(list((tmp_path / "bases").glob("*/meta.json"))) == where and ("base" in metas[0]) == bool(where)
+    if where == 0:
+        with pytest.raises(SdrsegError, match="no base that other runs can share: its learning rate was lowered"):
+            export_base(tmp_path / "run", tmp_path / "travel", None, tmp_path / "bases")
+    cell = cell_of(tmp_path / "run")
+    assert cell["settings"]["lowered_rate"] == f"step {where} × 0.33"
 
 
 def test_a_run_that_diverges_continues_with_a_lower_rate(tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
 
+import torch
+
 from sdrseg.config import Config
 from sdrseg.datasets.batches import trained_on, workers
 from sdrseg.datasets.cache import PixelCache, build_cache, cache_device
@@ -35,6 +37,8 @@ class ImagePool:
                 return kept
         for key in [key for key in self._caches if key[0] == purpose]:
             del self._caches[key]  # its memory is needed now
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
         built = self._build(purpose, source, index, ids, config, device)
         self._caches[purpose, same] = built
         return built

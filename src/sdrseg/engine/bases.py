@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from sdrseg.config import Config
 from sdrseg.datasets.index import ClassIndex
 from sdrseg.datasets.source import Source
 from sdrseg.engine.checkpoint import load_entry, save_tensors
+from sdrseg.engine.folder import RunFolder, read_meta
 from sdrseg.errors import SdrsegError, UsageError, quantity
 from sdrseg.files import cache_folder, plain_name, require_writable, write_json
 from sdrseg.methods import Method, find_method
@@ -117,30 +119,41 @@ class BaseStore:
 
     def images(self, key: str) -> str | None:
         """The `files_digest` of the images with which a stored base was trained, if it is known."""
-        found = self._facts(key).get("images")
+        found = self.facts(key).get("images")
         return found if isinstance(found, str) else None
 
     def rounded(self, key: str) -> bool:
         """Whether a stored base was imported from float16 weights."""
-        return self._facts(key).get("rounded") is True
+        return self.facts(key).get("rounded") is True
 
-    def _facts(self, key: str) -> dict[str, Any]:
+    def facts(self, key: str) -> dict[str, Any]:
+        """What is known of a stored base, from its meta.json."""
         with suppress(OSError, ValueError):
             facts = json.loads((self.folder / key / "meta.json").read_text())
             return facts if isinstance(facts, dict) else {}
         return {}
 
     def save(self, key: str, model: Mapping[str, Tensor], memory: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
-        write_base(self.folder / key, {**facts, "key": key}, model, memory)
+        """Add a base, all at once, unless another process has added it by now."""
+        if self.has(key):
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".new-", dir=self.folder) as new:
+            made = Path(new) / key
+            write_base(made, {**facts, "key": key}, model, memory)
+            try:
+                made.rename(self.folder / key)
+            except OSError as error:
+                if not self.has(key):
+                    raise SdrsegError(f"{self.folder / key}: not a whole base. Remove this folder.") from error
 
     def import_from(self, folder: Path) -> str:
         """Copy an exported base into the store unless it exists; returns its key."""
         meta, parts = _read_base(folder, "Give a complete folder written by `sdrseg base export`.")
         key = plain_name(meta.get("key"), folder / "meta.json")
-        if not self.has(key):
-            facts = {name: value for name, value in meta.items() if name not in ("files", "half")}
-            facts["rounded"] = bool(meta.get("half") or meta.get("rounded"))
-            write_base(self.folder / key, facts, parts["model"], parts["memory"])
+        facts = {name: value for name, value in meta.items() if name not in ("files", "half")}
+        facts["rounded"] = bool(meta.get("half") or meta.get("rounded"))
+        self.save(key, parts["model"], parts["memory"], facts)
         return key
 
 
@@ -168,20 +181,26 @@ def write_base(
     write_json(folder / "meta.json", {**facts, "half": half, "files": files})
 
 
-def export_base(run: Path, out: Path, shard_size: str | None) -> str:
-    """Write step 0 of a run into a new folder, in float16 and in shards; returns a summary as a sentence."""
-    from sdrseg.engine.folder import RunFolder
+def export_base(run: Path, out: Path, shard_size: str | None, bases: Path | None = None) -> str:
+    """Write the base of a run's step 0 into a new folder, in float16 and in shards; returns a summary as a sentence.
 
+    It is that of the store: the memory of a run's step 0 may also contain what the run's method remembers.
+    """
     most = None if shard_size is None else parse_size(shard_size)
     if out.exists() and any(out.iterdir()):
         raise SdrsegError(f"{out} is not empty. Choose a new folder.")
-    meta, model, memory = RunFolder(run).load_step(0)
-    facts = {"spec": meta["spec"], "classes": len(meta["classes"]), "key": meta["base"]}
+    meta, store = read_meta(RunFolder(run).step(0)), BaseStore(bases)
+    if "base" not in meta:
+        why = "its learning rate was lowered" if "lowered_rate" in meta else "it is imported, or images were skipped"
+        raise SdrsegError(f"{run}: step 0 is no base that other runs can share: {why}.")
+    key = plain_name(meta["base"], run / "steps/0/meta.json")
+    if not store.has(key):
+        raise SdrsegError(f"{store.folder} does not contain {key}, the base of {run}. Name its store with --bases.")
+    model, memory = store.load(key)
+    facts = {name: value for name, value in store.facts(key).items() if name not in ("files", "half")}
     write_base(out, facts, model, memory, half=True, shard_bytes=most)
     size = sum(file.stat().st_size for file in out.iterdir())
-    return (
-        f"base {meta['base']}: {quantity(len(list(out.glob('*.safetensors'))), 'file')}, {size / 1e6:.1f} MB in {out}"
-    )
+    return f"base {key}: {quantity(len(list(out.glob('*.safetensors'))), 'file')}, {size / 1e6:.1f} MB in {out}"
 
 
 def parse_size(text: str) -> int:

@@ -106,20 +106,18 @@ class RunFolder:
     def _take_lock(self) -> None:
         """A record lock: unlike flock, it is not inherited by worker processes, which may outlive a killed run."""
         folder = self.path.resolve()
+        in_use = f"{self.path} is in use by another process. Wait for it, or choose another --out."
+        if folder in _LOCKED:  # closing any handle of the file would release this process's own lock
+            raise RunInUseError(in_use)
         try:
             lock = (self.path / ".lock").open("ab")
         except OSError as error:
             raise self._unwritable(error) from error
         try:
-            if folder in _LOCKED:
-                raise BlockingIOError
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if folder not in _LOCKED:  # closing any handle of the file would release this process's own lock
-                lock.close()
-            raise RunInUseError(
-                f"{self.path} is in use by another process. Wait for it, or choose another --out."
-            ) from error
+            lock.close()
+            raise RunInUseError(in_use) from error
         self._lock = lock
         _LOCKED.add(folder)
 
@@ -223,15 +221,21 @@ class RunFolder:
         facts = self._current()
         return facts is not None and facts["step"] == step
 
+    def retries(self, step: int) -> int:
+        """How often the learning rate was lowered before the saved state within this step; 0 without a state."""
+        facts = self._current()
+        return facts["retries"] if facts is not None and facts["step"] == step else 0
+
     def _current(self) -> dict[str, Any] | None:
         """The contents of state/current.json, or None."""
         if not (self.path / "state" / "current.json").exists():
             return None
-        facts = self.read_json("state/current.json")
-        if not (isinstance(facts, dict) and facts.get("file") in STATES and isinstance(facts.get("step"), int)):
+        facts: Any = self.read_json("state/current.json")
+        counts = [facts.get("step"), facts.setdefault("retries", 0)] if isinstance(facts, dict) else [None]
+        if not all(isinstance(count, int) and count >= 0 for count in counts) or facts.get("file") not in STATES:
             file = self.path / "state" / "current.json"
             raise SdrsegError(f"{file}: not written by sdrseg. Remove it to train this step from the beginning.")
-        return facts
+        return dict(facts)
 
     def drop_state(self) -> None:
         folder = self.path / "state"

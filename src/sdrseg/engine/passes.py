@@ -7,7 +7,7 @@ update follow, so hooks there are not restricted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -98,7 +98,8 @@ class CompiledPass(Pass):
         super().__init__(fabric, method, student, teacher)
         kernels.prepare(fabric.device)
         self._say = say
-        self._trunk = _compiled_trunk(self.backend)
+        config = method.config
+        self._trunk = _compiled_trunk(self.backend, config.net, config.data.crop, config.train.batch_size)
         self._finish: Any = _finish
         if whole:
             self._finish = torch.compile(copy_to_compile(_finish), dynamic=False, backend=self.backend)
@@ -136,8 +137,10 @@ class CompiledPass(Pass):
 
 
 @cache
-def _compiled_trunk(backend: str) -> Any:
-    return torch.compile(Network.trunk, dynamic=False, backend=backend)
+def _compiled_trunk(backend: str, *alike: Hashable) -> Any:
+    """The trunk to be compiled, once for all networks and batches that are `alike`: torch keeps only eight versions of
+    a function, and runs it uncompiled from then on."""
+    return torch.compile(copy_to_compile(Network.trunk), dynamic=False, backend=backend)
 
 
 def _finish(

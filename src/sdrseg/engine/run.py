@@ -8,6 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sdrseg.config import Config, load_config
 from sdrseg.config.sections import AUTO
 from sdrseg.datasets import read_spec
@@ -81,11 +83,11 @@ def train(
     if job.processes.rank == 0:
         require_held_out(job)
     require_variances(job)
-    ready = None
+    ready: list[Assembled] = []
     if begin_with is None and not job.folder.has_model(0) and not job.base_is_stored():
         if job.processes.rank == 0:
             job.bases.require_writable()
-        ready = assemble(job, job.scenario[0], *job.base[:2])  # errors appear before the folder is created
+        ready.append(assemble(job, job.scenario[0], *job.base[:2]))  # errors appear before the folder is created
     identity = {"spec": str(spec), "method": method_name, "preset": preset, "recipe": RECIPE}
     if code := file_digest(job.method):
         identity["method_code"] = code
@@ -147,7 +149,7 @@ def _rates(job: Job, step: int) -> str:
 def carry_out(
     job: Job,
     identity: dict[str, Any],
-    ready: Assembled | None = None,
+    ready: list[Assembled] | None = None,
     bound: dict[str, float | None] | None = None,
     *,
     notes: Sequence[str] = (),
@@ -156,8 +158,8 @@ def carry_out(
 ) -> dict[str, Any]:
     """Open the run folder, train and score every unfinished step, and return the summary.
 
-    `ready`: step 0, if already assembled. `notes`: printed at the beginning. `prepare` is called in every process once
-    the folder exists.
+    `ready`: step 0, if already assembled; it is taken out, so that later steps can use its memory. `notes`: printed at
+    the beginning. `prepare` is called in every process once the folder exists.
     """
     try:
         if job.processes.rank == 0:
@@ -172,11 +174,12 @@ def carry_out(
             job.display.say(note)
         prepare()
         job.fabric.barrier()
+        if job.fabric.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(job.fabric.device)  # earlier runs of this process do not count
         with job.interruption:
             for step in job.scenario:
                 if not job.folder.has_model(step.number):
-                    train_step(job, step, ready)
-                ready = None  # later steps need the memory
+                    train_step(job, step, ready.pop() if ready else None)
                 job.interruption.check_signals()
                 job.fabric.barrier()
                 if not job.folder.has_metrics(step.number):

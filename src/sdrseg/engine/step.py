@@ -41,10 +41,9 @@ def train_step(job: Job, step: Step, ready: Assembled | None) -> None:
 
     `ready`: method and networks, if already assembled.
     """
-    for retry in range(RETRIES + 1):
-        rate = RATE_FACTOR**retry
+    for retry in range(min(job.folder.retries(step.number), RETRIES), RETRIES + 1):
         try:
-            _train_once(job, step, ready, rate)
+            _train_once(job, step, ready, retry)
             return
         except NotFiniteError as error:
             if job.config.run.on_divergence == "stop" or retry == RETRIES:
@@ -54,14 +53,16 @@ def train_step(job: Job, step: Step, ready: Assembled | None) -> None:
                 job.folder.drop_state()  # the state itself may already be diverging
             job.fabric.barrier()
             job.display.say(
-                f"{str(error).partition(' Images:')[0]} Retrying with {rate * RATE_FACTOR:.2g} of the learning rate."
+                f"{str(error).partition(' Images:')[0]} Retrying with {RATE_FACTOR ** (retry + 1):.2g} of the learning "
+                f"rate."
             )
             ready = assemble(job, step, *job.base[:2]) if step.number == 0 else None
 
 
-def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> None:
-    """Fit one step from its beginning or from the saved state, and save the model. `rate`: a factor of the learning
-    rate."""
+def _train_once(job: Job, step: Step, ready: Assembled | None, retry: int) -> None:
+    """Fit one step from its beginning or from the saved state, and save the model. `retry`: how often the learning rate
+    was lowered."""
+    rate = RATE_FACTOR**retry
     method_type, config, key = job.method, job.config.of_step(step.number), None
     if step.number == 0:
         method_type, config, key = job.base
@@ -84,17 +85,18 @@ def _train_once(job: Job, step: Step, ready: Assembled | None, rate: float) -> N
             _save(job, step, model, memory, _meta(job, step, config, decision, {"base": key, "base_rounded": rounded}))
         return
     assembled = method, student, _ = ready or assemble(job, step, method_type, config)
-    training = StepTraining(job, step, config, assembled)
+    training = StepTraining(job, step, config, assembled, retry)
     _warn(job, step, config, student, training.iterations)
     bad = training.run()
     method.end_step(student)
     model, memory = student.state_dict(), method.state_dict()
     own = surveyed(job, step, config, model, memory) if step.number == 0 else memory
+    is_base = key is not None and not bad and rate == 1  # otherwise it is not the base of this key
     if job.processes.rank == 0:
-        more = ({"base": key} if key else {}) | ({"lowered_rate": rate} if rate < 1 else {})
+        more = ({"base": key} if is_base else {}) | ({"lowered_rate": rate} if rate < 1 else {})
         meta = _meta(job, step, config, method.decision, more)
         _save(job, step, model, own, meta)
-        if key is not None and not bad and rate == 1:  # with skipped images it would be a different base
+        if key is not None and is_base:
             facts = {"spec": job.spec, "classes": len(step.channels)}
             job.bases.save(key, model, memory, {**facts, "images": files_digest(job.source, step.train_ids)})
 

@@ -30,8 +30,9 @@ Assembled = tuple[Method, Network, Network | None]  # method, student, teacher
 class StepTraining:
     """The training of one step. Call `run` once."""
 
-    def __init__(self, job: Job, step: Step, config: Config, assembled: Assembled):
-        self.job, self.step, self.config = job, step, config
+    def __init__(self, job: Job, step: Step, config: Config, assembled: Assembled, retry: int = 0):
+        """`retry`: how often the learning rate was lowered after a divergence, which a resumed step has to know."""
+        self.job, self.step, self.config, self._retry = job, step, config, retry
         self.method, self.student, self.teacher = assembled
         self._data: Any = (job.source, step.train_ids, step.train_table, config)
         self._options: Any = {"share": job.share, "cache": job.cache("train", "train", step.train_ids)}
@@ -121,6 +122,7 @@ class StepTraining:
         if self.job.processes.rank == 0:
             facts = {"step": self.step.number, "iteration": self._watch.iteration, "order": self._order.state_dict()}
             facts |= {"bad_images": self._watch.bad, "log_bytes": self.job.log.size, "best": self._best.facts()}
+            facts["retries"] = self._retry
             tensors = training_tensors(self.student, self._optimiser, self.method)
             self.job.folder.save_state(tensors | with_prefix("best", self._best.tensors), facts)
 

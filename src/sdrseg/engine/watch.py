@@ -59,9 +59,12 @@ class Log:
     def cut_step(self, step: int) -> None:
         """Remove the lines of a step that starts again (and an incomplete last line of a killed run)."""
         position, events = 0, (b'{"event": "train"', b'{"event": "validate"')
-        for line in self.file.read_bytes().splitlines(keepends=True):
+        lines = self.file.read_bytes().splitlines(keepends=True)
+        for number, line in enumerate(lines):
             if not line.endswith(b"\n") or (line.startswith(events) and json.loads(line)["step"] >= step):
                 self.cut(position)
+                if any(later.startswith(b'{"event": "start"') for later in lines[number:]):
+                    self.write("restart", step=step)  # the time since the last line is that between two processes
                 return
             position += len(line)
 

@@ -150,7 +150,12 @@ class LAPS(TrainedRows):
 
     def expect(self, whole: Batch | None, parts: int) -> None:
         super().expect(whole, parts)
-        for number, part in enumerate(getattr(self, "replays", ())):  # also called while the base class is set up
+        if hasattr(self, "replays"):  # also called while the base class is set up
+            self._draw()
+
+    def _draw(self) -> None:
+        """Draw the points to replay in this iteration."""
+        for number, part in enumerate(self.replays):
             part.draw(self._seed() + number)
 
     def after_update(self, student: Network) -> None:
@@ -252,6 +257,7 @@ class LAPS(TrainedRows):
             self.hidden = state["laps.hidden"].clone() if "laps.hidden" in state else None
         if hasattr(self, "step") and self.step.number > 0:  # in the middle of a step
             self._prepare()
+            self._draw()  # where a pass is tried again, nothing else does in this iteration
 
 
 def _unfitted(channel: int, count: int) -> str:

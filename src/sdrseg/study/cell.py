@@ -29,6 +29,8 @@ SETUP = ("encoder", "decoder", "crop", "batch", "epochs", "eval", "augment", "lr
 SCORES = ("old", "new", "all", "all_full_image", "pixel_accuracy", "all_no_background")
 DETAILS = ("also", "per_class", "per_step", "forgetting", "step_averaged", "scored_on")
 ORIGIN = ("base", "seconds", "images_per_second", "device", "version", "commit", "settings", "setup", "config")
+LOWERED = "lowered_rate"
+"""In the settings of a cell: the steps that diverged, and the factor of their learning rate."""
 KEYS = (*IDENTITY, *SETUP, *SCORES, *DETAILS, *ORIGIN)
 
 
@@ -47,6 +49,7 @@ def cell_of(run: Path) -> Cell:
     main = _means(scores[-1])
     also = _second(folder, config, scores)
     by_transform = {config.eval.transform: main["all"]} | ({also["eval"]: also["all"]} if also else {})
+    lowered = _lowered_rates(folder, last)
     cell: Cell = {
         "dataset": spec.source,
         "scenario": spec.task if spec.seed is None else f"{spec.task}~{spec.seed}",
@@ -73,8 +76,8 @@ def cell_of(run: Path) -> Cell:
         "step_averaged": _percent(done["step_averaged_miou"]),
         "scored_on": done["scored_on"],
         **_origin(folder, saved, config),
-        "settings": _settings(saved, config),
-        "setup": config_hash(*identity, config, seed=False),
+        "settings": _settings(saved, config) | lowered,
+        "setup": config_hash(*identity, config, seed=False, outcome=lowered),
         "config": config_hash(*identity, config),
     }
     return {key: cell[key] for key in KEYS}
@@ -187,7 +190,7 @@ def _percent(value: float | None) -> float | None:
 
 def seconds_in(log: Sequence[Mapping[str, Any]]) -> float:
     """The wall time of a run, without the time between a stop and the next start."""
-    times = [(float(entry["time"]), entry["event"] in ("start", "resume")) for entry in log]
+    times = [(float(entry["time"]), entry["event"] in ("start", "resume", "restart")) for entry in log]
     return sum(now - before for (before, _), (now, begins) in pairwise(times) if not begins)
 
 
@@ -227,14 +230,30 @@ def _settings(saved: Mapping[str, Any], config: Config) -> dict[str, Any]:
     return changed | ({"net.weights": Path(config.net.weights).name} if "net.weights" in changed else {})
 
 
-def config_hash(spec: str, method: str, preset: str, code: str | None, config: Config, seed: bool = True) -> str:
+def _lowered_rates(folder: RunFolder, last: int) -> dict[str, str]:
+    """{"lowered_rate": "step 1 × 0.33"} if steps diverged and were trained with a lower learning rate; else {}."""
+    metas = {k: folder.read_json(f"steps/{k}/meta.json") for k in range(last + 1) if folder.has_model(k)}
+    rates = {k: meta["lowered_rate"] for k, meta in metas.items() if "lowered_rate" in meta}
+    return {LOWERED: ", ".join(f"step {k} × {rate:.2g}" for k, rate in rates.items())} if rates else {}
+
+
+def config_hash(
+    spec: str,
+    method: str,
+    preset: str,
+    code: str | None,
+    config: Config,
+    seed: bool = True,
+    outcome: Mapping[str, str] | None = None,
+) -> str:
     """A hash of everything that a result depends on except the data: the same experiment has the same hash everywhere.
 
     It always includes a method's own settings, because a run is read without the method that declares their defaults.
+    `outcome`: what training changed, so that it is another setup than that of other seeds.
     """
     own = {f"{name}.{key}" for name, section in config.own.items() for key in vars(section)}
     matters = [s for s in config.settings() if s.affects != "nothing" and (s.key in own or not s.is_default)]
     values = {s.key: s.plain for s in matters if seed or s.key != "train.seed"}
     values["net.weights"] = Path(config.net.weights).name
-    facts = [spec, method, preset, code or None, values]
+    facts = [spec, method, preset, code or None, values, *([dict(outcome)] if outcome else [])]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -34,6 +34,8 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
         _require_comparable(groups)
         with_scores = {label: [c for c in some if scores_of(c, transform)] for label, some in groups.items()}
         lines, most = [], max(map(len, with_scores.values()))
+        seeds = {label: {cell["seed"] for cell in some} for label, some in with_scores.items()}
+        usual = next(found for found in seeds.values() if len(found) == most)
         for label, some in groups.items():
             found = [_values(cell, transform) for cell in with_scores[label]]
             values = (Value(spread([f[name] for f in found if f[name] is not None])) for name in VALUES)
@@ -42,6 +44,9 @@ def compare(cells: Sequence[Cell], transform: str | None = None, reference: str 
                 notes.append(f"{spec}: {label} was not scored with {transform}.")
             elif len(with_scores[label]) < most:
                 notes.append(f"{spec}: {label} has {len(with_scores[label])} of {quantity(most, 'seed')}.")
+            if seeds[label] - usual:
+                own, others = (", ".join(map(str, sorted(some))) for some in (seeds[label], usual))
+                notes.append(f"{spec}: {label} has other seeds ({own}) than the others ({others}), which adds noise.")
         rows = ranked(lines)  # forgetting is not ranked, because lower is better
         rows = tuple(Line(r.name, (*r.values[:3], Value(r.values[3].ours)), r.ranked) for r in rows)
         blocks.append(Block(spec, VALUES, rows))

@@ -8,7 +8,7 @@ from typing import Any
 
 from sdrseg.engine.job import TEST_IMAGES
 from sdrseg.scenario import parse_spec
-from sdrseg.study.cell import Cell, scores_of
+from sdrseg.study.cell import LOWERED, Cell, scores_of
 from sdrseg.study.paper import Grid, PaperTable
 from sdrseg.study.statistics import Spread, spread
 
@@ -87,6 +87,13 @@ def paper_form(
         ]
     scored = {cell["scored_on"] for cells in found.values() for cell in cells} - {TEST_IMAGES}
     notes += [f"Ours is scored on {what}." for what in sorted(scored)]
+    notes += [
+        f"{row}, {column}, seed {cell['seed']}: diverged and was trained with a lower learning rate "
+        f"({cell['settings'][LOWERED]})."
+        for (row, column), cells in found.items()
+        for cell in cells
+        if LOWERED in cell["settings"]
+    ]
     return Table(table.name, table.title, tuple(block for block in blocks if block.lines), tuple(notes), tuple(missing))
 
 
