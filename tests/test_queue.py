@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extend_data import base_folder
 from runs import Quiet
 from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.engine.run import train
@@ -254,9 +255,15 @@ def test_the_command_shows_runs_and_reports(tmp_path, sdrseg, monkeypatch):
     code, out, _ = sdrseg("run", file, "--dry-run", "--out", tmp_path / "out")
     assert code == 0 and "done" in out and "4 experiments" in out
     file.write_text(TINY_FILE.replace("8-1", "10-2"))  # more classes than there are
+    code, _, err = sdrseg("run", file, "--dry-run")
+    assert code == 2 and f"{file}: shapes" in err
+    base_folder(tmp_path / "data", 24)
+    file.write_text(
+        'spec = "folder:20-2@disjoint"\nmethod = ["ft", "mib"]\ndata = "data"\n'
+    )  # known from the data only
     code, out, _ = sdrseg("run", file, "--dry-run")
-    assert code == 0 and "4 of unknown length (below)" in out and "data are not here" not in out
-    assert "4 experiments: shapes" in out
+    assert code == 0 and "2 of unknown length (below)" in out and "data are not here" not in out
+    assert "2 experiments: folder" in out
     assert sdrseg("run", file, "--keep-models", "some")[0] == 2
 
 

@@ -339,7 +339,7 @@ def test_ranges_are_read_and_published_ones_follow_the_method():
 
 def test_the_command_has_settings_that_can_be_parsed_again():
     values = {"data.scale": (0.5, 1.5), "optim.nesterov": False, "net.weights": "my weights.pth"}
-    search = SimpleNamespace(spec="shapes:8-2", method="ft", preset="default", data=None, settings=values)
+    search = SimpleNamespace(spec="shapes:8-2", method="ft", preset="default", data=None, bases=None, settings=values)
     words = shlex.split(tuning.train_command(search, {"kd.weight": 2.0}))
     texts = [text for word, text in pairwise(words) if word == "--set"]
     assert parse_settings(texts) == {**values, "data.scale": [0.5, 1.5], "kd.weight": 2.0}

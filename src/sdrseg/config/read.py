@@ -97,6 +97,10 @@ def _of_step(key: str, value: Any, origin: str, kinds: Mapping[str, Any]) -> Any
     possible = [f"{name}.{f.name}" for name, kind in kinds.items() for f in fields(kind) if may_differ_by_step(f)]
     if name not in possible:
         what = "is not a setting of single steps" if field in declared else "is unknown"
+        if field in declared and section not in _BUILT_IN:  # of a custom method
+            raise UsageError(
+                f'{origin}: step.{key}: {name} {what}. Its method allows that with setting(…, affects="losses").'
+            )
         raise UsageError(f"{origin}: step.{key}: {name} {what}{nearest(name, possible)}")
     hint = typing.get_type_hints(kinds[section])[field]
     return _value(f"{origin}: step.{key}", value, hint, declared[field].metadata)
@@ -142,7 +146,9 @@ def _value(where: str, value: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:
         items = typing.get_args(kind)
         if items[1:] == (...,):  # any number of them
             if not isinstance(value, list | tuple) or len(set(map(str, value))) != len(value):
-                raise UsageError(f"{where} = {value!r} is not a list of different values.")
+                choices = typing.get_args(items[0]) if typing.get_origin(items[0]) is Literal else ()
+                such_as = f" such as [{json.dumps(choices[0])}]; known are {', '.join(choices)}" if choices else ""
+                raise UsageError(f"{where} = {value!r} is not a list of different values{such_as}.")
             return tuple(_value(where, v, items[0], bounds) for v in value)
         if not isinstance(value, list | tuple) or len(value) != len(items):
             raise UsageError(f"{where} = {value!r} is not a list of {len(items)} values such as [0.5, 2.0].")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as unpack
@@ -90,23 +93,32 @@ def training_tensors(network: nn.Module, optimiser: torch.optim.Optimizer, metho
     return {name: tensor for part, named in parts.items() for name, tensor in with_prefix(part, named).items()}
 
 
-def load_training(
-    tensors: Mapping[str, Tensor],
-    network: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    method: Memory,
-    device: torch.device,
-) -> None:
-    """Restore what `training_tensors` returned."""
+def load_models(tensors: Mapping[str, Tensor], network: nn.Module, method: Memory, device: torch.device) -> None:
+    """Restore network and method from what `training_tensors` returned. Before the optimiser is made, because a method
+    may have parameters of its own, and make them anew."""
     network.load_state_dict(under_prefix("model", tensors))
-    load_optimiser(optimiser, under_prefix("optimiser", tensors))
     method.load_state_dict({n: t.to(device) for n, t in under_prefix("method", tensors).items()})
+
+
+def load_training(tensors: Mapping[str, Tensor], optimiser: torch.optim.Optimizer) -> None:
+    """Restore the rest of what `training_tensors` returned, last of all."""
+    load_optimiser(optimiser, under_prefix("optimiser", tensors))
     load_random_state(under_prefix("random", tensors))
 
 
+def seed_all(seed: int) -> None:
+    """Seed torch, and NumPy and Python for the code of custom methods; ours does not use their global generators."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global one is meant
+    random.seed(seed)
+
+
 def random_state() -> dict[str, Tensor]:
-    """The random states of torch, on the CPU and the current GPU."""
-    return {"cpu": torch.get_rng_state(), **{name: gpu.get_rng_state() for name, gpu in _gpus().items()}}
+    """The random states of torch, on the CPU and the current GPU, of NumPy and of Python."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    others = {"numpy": [kind, np.asarray(keys).tolist(), *rest], "python": random.getstate()}
+    texts = {name: torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8) for name, state in others.items()}
+    return {"cpu": torch.get_rng_state(), **{name: gpu.get_rng_state() for name, gpu in _gpus().items()}, **texts}
 
 
 def load_random_state(states: Mapping[str, Tensor]) -> None:
@@ -114,6 +126,11 @@ def load_random_state(states: Mapping[str, Tensor]) -> None:
     for name, gpu in _gpus().items():
         if name in states:
             gpu.set_rng_state(states[name])
+    if {"numpy", "python"} <= states.keys():
+        kind, keys, *rest = json.loads(bytes(states["numpy"].tolist()))
+        np.random.set_state((kind, np.array(keys, np.uint32), *rest))  # noqa: NPY002
+        version, internal, gauss = json.loads(bytes(states["python"].tolist()))
+        random.setstate((version, tuple(internal), gauss))
 
 
 def _gpus() -> dict[str, Any]:

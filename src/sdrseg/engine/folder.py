@@ -256,5 +256,12 @@ def read_meta(step: Path) -> dict[str, Any]:
 
 def load_part(step: Path, meta: dict[str, Any], part: Literal["model", "memory"]) -> dict[str, Tensor]:
     """The tensors of a step, checked by hash."""
+    file = meta["files"].get(part, {}).get("file")
+    if (step / "metrics.json").exists() and file == f"{part}.safetensors" and not (step / file).exists():
+        raise SdrsegError(
+            f"{step / file} is missing. If --keep-models dropped it, its scores are complete: for a model, train again "
+            f"into another folder. Otherwise: Restore it from a copy, or remove {step} and all later steps to train "
+            f"them again."
+        )
     remedy = f"Restore it from a copy, or remove {step} and all later steps to train them again."
     return load_entry(step / "meta.json", meta["files"].get(part), remedy)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from sdrseg.config import Config
 from sdrseg.config.engine import Optim
+from sdrseg.errors import UsageError
 
 if TYPE_CHECKING:
     from sdrseg.methods.base import Method
@@ -31,12 +33,45 @@ def make_optimiser(network: Network, method: Method, config: Config) -> torch.op
     """The optimiser of the settings, with the groups of the method: by default one for the encoder, one for the
     decoder."""
     lr, decoder = learning_rates(config)
-    groups = [{**group, "initial_lr": group["lr"]} for group in method.parameter_groups(network, lr, decoder)]
+    groups = [{**group, "initial_lr": group["lr"]} for group in _sound(method, network, lr, decoder)]
     for group in groups if any(group["lr"] > 0 for group in groups) else []:
         for parameter in group["params"]:
             parameter.requires_grad_(group["lr"] > 0)  # frozen parameters get no gradient
     fused = next(network.parameters()).is_cuda or None  # one kernel for many parameters
     return OPTIMISERS[config.optim.optimiser](groups, config.optim, fused)
+
+
+def _sound(method: Method, network: Network, encoder: float, decoder: float) -> Groups:
+    """The groups of a method, with lists of parameters; raises an error that names what is wrong with them."""
+
+    def error(what: str) -> UsageError:
+        return UsageError(
+            f"method {method.name}: parameter_groups {what}. Return a list of groups such as "
+            f'{{"params": [parameter, …], "lr": 0.01}}.'
+        )
+
+    groups = method.parameter_groups(network, encoder, decoder)
+    if not isinstance(groups, list | tuple) or not groups:
+        raise error(f"returns {groups!r}")
+    names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
+    seen: set[Tensor] = set()
+    sound = []
+    for number, group in enumerate(groups, 1):
+        if not isinstance(group, Mapping) or not {"params", "lr"} <= group.keys():
+            raise error(f'has a group {number} without "params" or "lr"')
+        params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        if not params:
+            raise error(f"has no parameter in group {number}")
+        for parameter in params:
+            if not isinstance(parameter, Tensor) or not parameter.is_leaf:
+                raise error(f"has {type(parameter).__name__} in group {number}, which is no parameter")
+            if parameter in seen:
+                raise error(f"names {names.get(parameter, 'a parameter')} twice")
+            seen.add(parameter)
+        if isinstance(group["lr"], bool) or not isinstance(group["lr"], int | float) or not group["lr"] >= 0:
+            raise error(f"has the learning rate {group['lr']!r} in group {number}")
+        sound.append({**group, "params": params})
+    return sound
 
 
 def set_learning_rates(optimiser: Any, optim: Optim, iteration: int, iterations: int) -> None:

@@ -28,6 +28,7 @@ from sdrseg.engine.trackers import require_trackers
 from sdrseg.engine.training import Assembled
 from sdrseg.methods import limits_in, method_layers, own_sections, resolve_method
 from sdrseg.methods.finetune import Offline
+from sdrseg.methods.importance import require_penalty
 from sdrseg.methods.latent import require_official
 from sdrseg.methods.own import file_digest
 from sdrseg.methods.terms import only_later
@@ -76,6 +77,7 @@ def train(
     job.interruption.stop_at = stop_at
     require_official(config, job.processes.world)
     require_class_weights(config, job.scenario.classes)
+    require_penalty(job.method, config)
     notes = choose_batch_size(job) if config.train.batch_size == AUTO else []
     config = job.config
     numbers = range(len(job.scenario))

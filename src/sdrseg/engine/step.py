@@ -14,6 +14,7 @@ from sdrseg.config import Config
 from sdrseg.datasets.extended import Extended
 from sdrseg.decision import Decision
 from sdrseg.engine.bases import files_digest
+from sdrseg.engine.checkpoint import seed_all
 from sdrseg.engine.class_weights import class_weights
 from sdrseg.engine.job import Job
 from sdrseg.engine.launch import cpu_warning
@@ -23,7 +24,7 @@ from sdrseg.engine.training import Assembled, StepTraining
 from sdrseg.engine.watch import NotFiniteError
 from sdrseg.methods import Method, StepInfo
 from sdrseg.methods.memory import nbytes_of, parts_of
-from sdrseg.methods.own import require_super, require_weights
+from sdrseg.methods.own import require_loaded, require_state_dict, require_super, require_weights
 from sdrseg.network import Network, build_network
 from sdrseg.network_statistics import require_variance, statistics_warning
 from sdrseg.scenario import Step
@@ -128,7 +129,7 @@ def require_variances(job: Job) -> None:
 
 def assemble(job: Job, step: Step, method_type: type[Method], config: Config) -> Assembled:
     """Method, student and teacher at the beginning of a step."""
-    torch.manual_seed(config.train.seed * 1000 + step.number)
+    seed_all(config.train.seed * 1000 + step.number)
     old, new = len(step.old), len(step.new)
     decision: Decision = "softmax"
     if step.number == 0:
@@ -145,6 +146,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
         memory = job.folder.load_memory(step.number - 1)
         method.require_state(memory)
         method.load_state_dict({n: t.to(job.fabric.device) for n, t in memory.items()})
+        require_loaded(method, memory)
         if new > 0 and method.needs_teacher:
             teacher = copy.deepcopy(student).eval().requires_grad_(False)
     for network in (student, teacher):
@@ -156,6 +158,7 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     method.begin_step(info, student, teacher)
     require_super(method, "begin_step", "step")
     require_weights(method)  # they may depend on the step
+    require_state_dict(method)
     student.place_on(job.fabric.device)
     student.train()
     if config.net.bn == "freeze_stats":

@@ -11,7 +11,7 @@ from sdrseg.config import Config
 from sdrseg.datasets.batches import survey_batches, train_batches
 from sdrseg.datasets.order import TrainOrder
 from sdrseg.engine.best import Best
-from sdrseg.engine.checkpoint import load_training, training_tensors, with_prefix
+from sdrseg.engine.checkpoint import load_models, load_training, training_tensors, with_prefix
 from sdrseg.engine.evaluate import as_shown, score
 from sdrseg.engine.fit import fit, skipped, survey
 from sdrseg.engine.job import Job
@@ -74,6 +74,8 @@ class StepTraining:
     def _iterate(self, state: tuple[dict[str, Any], dict[str, Tensor]] | None) -> tuple[str, Counter[str]]:
         """All iterations; returns how passes were computed, and the unreadable images with their counts."""
         job, config = self.job, self.config
+        if state is not None:
+            load_models(state[1], self.student, self.method, job.fabric.device)
         optimiser = make_optimiser(self.student, self.method, config)
         facts: dict[str, Any] = {"iteration": 0, "bad_images": {}} if state is None else self._resume(*state, optimiser)
         wrapped, self._optimiser = job.fabric.setup(self.student, optimiser)
@@ -110,7 +112,7 @@ class StepTraining:
 
     def _resume(self, facts: dict[str, Any], tensors: dict[str, Tensor], optimiser: Any) -> dict[str, Any]:
         job, number, iteration = self.job, self.step.number, facts["iteration"]
-        load_training(tensors, self.student, optimiser, self.method, job.fabric.device)
+        load_training(tensors, optimiser)
         self._order.load_state_dict(facts["order"])
         job.log.cut(facts["log_bytes"])
         job.log.write("resume", step=number, iteration=iteration)

@@ -59,8 +59,11 @@ def register_method(method: M) -> M:
         raise UsageError(
             f"The method {method.name!r} exists already ({METHODS[method.name].__qualname__}). Choose another name."
         )
-    if method.name.endswith(".py") or ":" in method.name:
-        raise UsageError(f"{method.name!r}: the name of a method has no colon and does not end in .py.")
+    if method.name.endswith(".py") or not re.fullmatch(r"\w[\w.+-]*", method.name) or len(method.name) > 60:
+        raise UsageError(
+            f"{method.name!r}: the name of a method consists of at most 60 letters, digits, +, -, _ and dots, and does "
+            f"not end in .py. It becomes part of the names of results."
+        )
     for values in (method.switches, *method.by_preset.values(), *method.by_task.values()):
         for key, value in values.items():
             if key.count(".") != 1:

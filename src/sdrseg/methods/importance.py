@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sdrseg.config import Config
 from sdrseg.distributed import Processes
-from sdrseg.errors import SdrsegError
+from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.losses.importance import (
     Named,
     fisher_update,
@@ -54,6 +54,16 @@ def penalty_term(symbol: str) -> Term:
 
     weight = "importance.weight"
     return Term("penalty", "importance penalty", symbol, weight, compute=value, in_step0=lambda config: False)
+
+
+def require_penalty(method: type[Method], config: Config) -> None:
+    """Raise an error if the weight of the penalty is set for a method that has none."""
+    if config.importance.weight > 0 and not issubclass(method, ImportanceMethod):
+        names = ", ".join(kind.name for kind in (EWC, PI, RW))
+        raise UsageError(
+            f"importance.weight = {config.importance.weight:g}: {method.name} has no penalty on important parameters. "
+            f"Use {names}, or leave it out."
+        )
 
 
 class ImportanceMethod(Method):

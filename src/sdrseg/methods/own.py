@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from sdrseg.errors import UsageError
 from sdrseg.methods.base import Method
+from sdrseg.methods.latent import LatentSpace
 from sdrseg.own_files import OWN, run_file
 
 _DIGESTS: dict[Callable[..., Any], str] = {}
@@ -55,6 +59,32 @@ def require_super(method: Method, hook: str, attribute: str) -> None:
     """Raise an error if a hook of a custom method did not call the one it overrides, which sets an attribute."""
     if not hasattr(method, attribute):
         raise UsageError(f"method {method.name}: its {hook} has to call super().{hook}(…).")
+
+
+def require_state_dict(method: Method) -> None:
+    """Raise an error if the state of a custom method cannot be saved, or lacks that of its class: before training."""
+    state = method.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise UsageError(
+                f"method {method.name}: its state_dict() has {name!r} of type {type(value).__name__}. Save tensors, "
+                f"such as torch.tensor({value!r})."
+            )
+    if missing := sorted(method.latent.state_dict().keys() - state.keys()):
+        raise UsageError(f"method {method.name}: its state_dict() lacks {missing[0]}. Begin with super().state_dict().")
+
+
+def require_loaded(method: Method, state: Mapping[str, Tensor]) -> None:
+    """Raise an error if a custom `load_state_dict` leaves out the state of its class."""
+    expected = LatentSpace(method.config, method.processes)
+    expected.load_state_dict(state)
+    loaded = method.latent.state_dict()
+    for name, value in expected.state_dict().items():
+        if name not in loaded or not torch.equal(value.cpu(), loaded[name].cpu()):
+            raise UsageError(
+                f"method {method.name}: its load_state_dict() does not load {name}. Begin with "
+                f"super().load_state_dict(state)."
+            )
 
 
 def require_weights(method: Method) -> None:

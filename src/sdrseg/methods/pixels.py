@@ -12,6 +12,7 @@ from torch import Tensor
 from sdrseg.config import Config
 from sdrseg.decision import probabilities
 from sdrseg.distributed import Processes
+from sdrseg.errors import UsageError
 from sdrseg.labels import VOID
 from sdrseg.losses import official
 from sdrseg.losses.cross_entropy import (
@@ -94,6 +95,9 @@ class PixelTerms:
 
     def _over_pixels(self, batch: Batch, z: Tensor, t: Tensor | None) -> dict[str, Tensor]:
         """Cross-entropy and, with a teacher and a weight above 0, distillation."""
+        if not hasattr(batch, "labels"):
+            advice = "Return the batch with other labels: dataclasses.replace(batch, labels=labels)."
+            raise UsageError(f"relabel() returns {type(batch).__name__}. {advice}")
         ce, kd, labels, hidden = self.config.ce, self.config.kd, batch.labels, self._hidden()
         t = t if kd.weight > 0 else None
         count_void = ce.reduction == "all"

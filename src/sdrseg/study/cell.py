@@ -27,7 +27,7 @@ Cell = dict[str, Any]
 IDENTITY = ("dataset", "scenario", "protocol", "method", "preset", "seed")
 SETUP = ("encoder", "decoder", "crop", "batch", "epochs", "eval", "augment", "lr", "bn", "weights")
 SCORES = ("old", "new", "all", "all_full_image", "pixel_accuracy", "all_no_background")
-DETAILS = ("also", "per_class", "per_step", "forgetting", "step_averaged", "scored_on")
+DETAILS = ("also", "per_class", "per_step", "forgetting", "step_averaged", "scored_on", "scored_images")
 ORIGIN = ("base", "seconds", "images_per_second", "device", "version", "commit", "settings", "setup", "config")
 LOWERED = "lowered_rate"
 """In the settings of a cell: the steps that diverged, and the factor of their learning rate."""
@@ -75,6 +75,7 @@ def cell_of(run: Path) -> Cell:
         "forgetting": _percent(done["forgetting"]["final"]),
         "step_averaged": _percent(done["step_averaged_miou"]),
         "scored_on": done["scored_on"],
+        "scored_images": _scored_images(folder),
         **_origin(folder, saved, config),
         "settings": _settings(saved, config) | lowered,
         "setup": config_hash(*identity, config, seed=False, outcome=lowered),
@@ -148,6 +149,13 @@ def scores_of(cell: Cell, transform: str | None = None, like: Spec | None = None
         name: fmean(known) if (known := [value for value in part if value is not None]) else None
         for name, part in parts.items()
     }
+
+
+def _scored_images(folder: RunFolder) -> str:
+    """A hash of the test images of the last step and of their masks."""
+    saved = folder.read_json("scenario.json")
+    ids, digests = saved["steps"][-1]["test_ids"], saved["mask_digests"]
+    return hashlib.sha256(json.dumps([[id, digests.get(id)] for id in ids]).encode()).hexdigest()[:16]
 
 
 def _means(score: StepScore) -> dict[str, float | None]:

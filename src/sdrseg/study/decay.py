@@ -21,7 +21,7 @@ from sdrseg.files import write_json
 from sdrseg.methods import find_method, resolve_method
 from sdrseg.metrics import StepScore
 from sdrseg.study.queue import drop_models
-from sdrseg.study.ranges import around, stability_of
+from sdrseg.study.ranges import STABILITY, around, stability_of
 from sdrseg.study.tune import BudgetError, EnoughError, Search, Trial, new_of_step
 
 WITHIN = 0.2
@@ -84,12 +84,13 @@ class Decay:
         return float(known["score"])
 
     def _settings(self, method: str) -> dict[str, Any]:
-        """For the method, the user's and the chosen settings; for fine-tuning, those without the method's losses."""
+        """For the method, the user's and the chosen settings; for fine-tuning, those of the method without its losses:
+        also its optimiser, so that a learning rate is chosen for the one that uses it."""
         if method == self.search.method:
             return {**self.search.settings, **self.chosen}
-        network = {s.key: s.plain for s in self.search.config().settings() if s.key.startswith("net.")}
+        used = {s.key: s.plain for s in self.search.config().settings() if s.key.partition(".")[0] in ("net", "optim")}
         own_settings = {k: v for k, v in self.search.settings.items() if k.split(".")[-2] in PLAIN}
-        return network | own_settings
+        return used | own_settings
 
     def choose(self, step: int, rates: Sequence[float], weights: Mapping[str, float]) -> float:
         """Choose learning rate and stability weights of one step; returns the score of fine-tuning."""
@@ -154,6 +155,11 @@ def stability_decay(
         where = f"step {', '.join(unlearned)}"
         strategy += (
             f"; in {where} fine-tuning learned no new class with any rate, so this choice is arbitrary: train longer"
+        )
+    if not stability_of(usual):
+        strategy += (
+            f"; {search.method} has none of {', '.join(STABILITY)}, so only learning rates were chosen: add --range "
+            f"SECTION.SETTING=LOW:HIGH to search weights of its own"
         )
     if decay.unmet:
         strategy += (

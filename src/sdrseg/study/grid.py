@@ -18,6 +18,7 @@ import re
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -27,10 +28,14 @@ from sdrseg.config import Config, load_config, nested
 from sdrseg.config.read import flat
 from sdrseg.config.sections import AUTO
 from sdrseg.datasets import read_spec
+from sdrseg.engine.best import require_held_out_scores
+from sdrseg.engine.class_weights import require_class_weights
 from sdrseg.errors import UsageError, nearest, quantity
 from sdrseg.methods import METHODS, find_method, method_layers, own_sections, resolve_method
+from sdrseg.methods.importance import require_penalty
+from sdrseg.methods.latent import require_official
 from sdrseg.methods.own import file_digest
-from sdrseg.scenario import Spec
+from sdrseg.scenario import Spec, class_lists, find_source
 from sdrseg.study.cell import cell_name, config_hash
 
 KEYS = ("spec", "method", "preset", "seed")
@@ -138,10 +143,14 @@ def make_study(values: Mapping[str, Any], origin: str, folder: Path, name: str) 
 
 
 def _merged(shared: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a grid, with its sections merged into the shared ones."""
-    return {
-        key: {**shared.get(key, {}), **value} if isinstance(value, Mapping) else value for key, value in grid.items()
-    }
+    """The values of a grid, with its sections, at any depth, merged into the shared ones."""
+
+    def merged(one: Any, other: Any) -> Any:
+        if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
+            return other
+        return {**one, **{key: merged(one.get(key), value) for key, value in other.items()}}
+
+    return {key: merged(shared.get(key), value) for key, value in grid.items()}
 
 
 def _dimensions(values: Mapping[str, Any], origin: str) -> dict[str, list[Any]]:
@@ -159,7 +168,10 @@ def _dimensions(values: Mapping[str, Any], origin: str) -> dict[str, list[Any]]:
                 one = not isinstance(chosen, list) or (pair and not any(isinstance(item, list) for item in chosen))
                 dimensions[f"{key}.{name}"] = [chosen] if one else chosen
         else:
-            raise UsageError(f"{origin}: unknown key {key}{nearest(key, [*KEYS, *PATHS, *sections, 'step'])}")
+            if key in (*sections, "step"):
+                raise UsageError(f"{origin}: {key} = {value!r}: {key} is a section. Write its settings below [{key}].")
+            known_keys = dict.fromkeys((*KEYS, *PATHS, *sections, "step", "grid"))
+            raise UsageError(f"{origin}: unknown key {key}{nearest(key, list(known_keys))}")
     for key in ("spec", "method"):
         if key not in dimensions:
             raise UsageError(f'{origin}: {key} is missing. Add {key} = "…" (or a list).')
@@ -217,9 +229,23 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
                 f"[[grid]] with that method only."
             ) from error
         raise
+    try:
+        _require_possible(spec, method, config)
+    except UsageError as error:
+        raise UsageError(f"{origin}: {error}") from error
     if config.train.batch_size == AUTO:
         raise UsageError(f"{origin}: train.batch_size = auto depends on the machine. An experiment needs a number.")
     return Experiment(spec, method, preset, config, settings, {key: settings[key] for key in varied if key in settings})
+
+
+def _require_possible(spec: Spec, method: str, config: Config) -> None:
+    """What `train` would refuse, as far as it is known without the data: before the first experiment of a queue."""
+    require_held_out_scores(config)
+    require_official(config, 1)
+    require_penalty(find_method(method), config)
+    if isinstance(classes := getattr(find_source(spec.source), "classes", None), tuple):
+        config.require_steps(len(class_lists(spec, classes, config.data.left_out)))
+        require_class_weights(config, classes)
 
 
 def _next_to(text: str, folder: Path) -> str:
@@ -252,9 +278,18 @@ def _numbers(text: str, last: int) -> list[int]:
     return numbers
 
 
+def _same_number(value: Any, text: str) -> bool:
+    with suppress(ValueError):
+        return isinstance(value, int | float) and not isinstance(value, bool) and float(text) == value
+    return False
+
+
 def _matches(experiment: Experiment, pattern: str) -> bool:
     """Whether a pattern is the label, a part of it, or a key of the file and its value, such as method=sdr. Lists are
-    compared as they are written, without blanks."""
+    compared as they are written, without blanks, numbers by their value."""
+    wanted, equals, number = pattern.partition("=")
+    if equals and _same_number(experiment.settings.get(wanted), number):
+        return True
     named = {"spec": experiment.spec, "method": experiment.method, "preset": experiment.preset, **experiment.settings}
     parts = [experiment.label, *experiment.label.split(), *(f"{key}={value}" for key, value in named.items())]
     literal = pattern.replace(" ", "")

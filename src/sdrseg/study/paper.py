@@ -13,6 +13,7 @@ from typing import Any
 
 from sdrseg.errors import UsageError, nearest
 from sdrseg.methods import METHODS
+from sdrseg.methods.terms import TERMS
 from sdrseg.study.grid import Experiment, Study, make_experiment
 
 
@@ -90,9 +91,15 @@ def experiments_of(table: PaperTable, seeds: Sequence[int], preset: str, setting
 
 
 def kept_settings(table: PaperTable, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Notes on given settings that some rows do not take, because another value defines them."""
+    """Notes on given settings that some rows do not take, because another value defines them, and on those that give
+    methods a term that they do not have."""
     notes = []
+    weights = {term.weight for term in TERMS.values() if term.weight}
+    switches = {row.name: METHODS[row.method].values() for row in table.rows if row.method in METHODS}
     for key, value in settings.items():
+        changed = [name for name, own in switches.items() if key not in own or own[key].value == 0]
+        if key in weights and value and changed:
+            notes.append(f"{', '.join(changed)}: without {key} in the paper; {key}={value} adds this term.")
         rows: dict[str, list[str]] = {}
         for row in table.rows:
             if row.method in METHODS and row.settings.get(key, value) != value:

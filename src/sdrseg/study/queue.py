@@ -20,7 +20,7 @@ from sdrseg.engine.folder import RunInUseError
 from sdrseg.engine.launch import InterruptedRunError, Interruption
 from sdrseg.engine.run import train
 from sdrseg.errors import SdrsegError, UsageError
-from sdrseg.files import atomic_writer
+from sdrseg.files import atomic_writer, require_writable
 from sdrseg.study.cell import Cell, read_cells, write_cell
 from sdrseg.study.estimate import plan
 from sdrseg.study.grid import Experiment
@@ -103,6 +103,7 @@ def run_queue(
     display: Any = None,
 ) -> Outcome:
     """Run what is not finished, in order, for at most `minutes`. Runs go to out/runs, results to out/results."""
+    require_writable(out, "Choose another folder with --out.", folder=True)
     cells = finished_cells(out, results)
     done = {cell["config"] for cell in cells}
     outcome = Outcome(before=[e.label for e in experiments if e.hash in done])

@@ -24,7 +24,7 @@ class Spread:
     count: int
 
     def text(self, sign: bool = False) -> str:
-        mean = f"{self.mean:+.1f}" if sign else f"{self.mean:.1f}"
+        mean = f"{round(self.mean, 1) + 0.0:{'+' if sign else ''}.1f}"  # + 0.0: never -0.0
         return mean if self.std is None else f"{mean} ± {self.std:.1f}"
 
 

@@ -62,6 +62,7 @@ def train_command(search: Search, chosen: Mapping[str, Any]) -> str:
     args = ["sdrseg", "train", search.spec, "--method", search.method]
     args += ["--preset", search.preset] if search.preset != "default" else []
     args += ["--data", str(search.data)] if search.data is not None else []
+    args += ["--bases", str(search.bases)] if search.bases is not None else []
     for key, value in {**search.settings, **chosen}.items():
         args += ["--set", write_setting(key, value)]
     return shlex.join([*args, "--out", "RUN"])
