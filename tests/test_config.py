@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sdrseg.config import Config, config_from, load_config, parse_settings, saved_config
+from sdrseg.config.setting import section, setting
 from sdrseg.errors import UsageError
 from sdrseg.methods import own_sections
 from sdrseg.scenario import find_source
@@ -268,3 +269,15 @@ def test_a_value_for_one_step_of_a_method_s_own_setting_is_read_without_the_meth
 def test_a_value_for_one_step_that_cannot_be_is_refused(text, message):
     with pytest.raises(UsageError, match=message):
         load_config("voc", None, parse_settings([text]))
+
+
+def test_messages_on_settings_of_methods_and_on_lists_say_what_is_possible():
+    own = section("plop", {"weight": setting(1.0, "the weight")})
+    with pytest.raises(
+        UsageError, match=r"plop\.weight is not a setting of single steps\. Its method allows that with "
+    ):
+        load_config("voc", None, parse_settings(["step.1.plop.weight=3"]), own={"plop": own})
+    with pytest.raises(
+        UsageError, match=r"run\.loggers = 'wandbb' is not a list .* such as \[\"tensorboard\"\]; known are"
+    ):
+        load_config("voc", None, parse_settings(["run.loggers=wandbb"]))

@@ -90,6 +90,14 @@ def test_lists_make_a_grid_and_pairs_stay_one_value():
         ({"method": "sdrr"}, "file: unknown method"),
         ({"preset": "fast"}, "file: unknown preset"),
         ({"seed": list(range(20000))}, "more than 10,000"),
+        ({"train": 3}, r"file: train = 3: train is a section\. Write its settings below \[train\]"),
+        ({"grids": []}, r"unknown key grids; did you mean 'grid'\?"),
+        ({"step": {"5": {"kd": {"weight": 1.0}}}}, r"file: step\.5\.kd\.weight: the scenario has the steps 0 to 2"),
+        ({"latent": {"official": True}}, r"file: .*: with latent\.official the terms are the official code's"),
+        ({"ce": {"class_weights": "disk=3"}}, "file: .*did you mean 'disc'"),
+        ({"train": {"best_every": 1}}, "file: .* needs held-out images"),
+        ({"importance": {"weight": 5.0}}, "file: .* ft has no penalty"),
+        ({"spec": "shapes:20-1@disjoint"}, "file: shapes"),
     ],
 )
 def test_errors_in_a_file_are_reported_before_anything_begins(values, says):
@@ -102,6 +110,17 @@ def test_several_grids_share_the_values_above_them():
     assert [label.split()[:2] for label in labels] == [
         ["shapes:8-1@disjoint", "mib"], ["shapes:8-1@disjoint", "sdr"], ["shapes:offline@sequential", "ft"],
     ]  # fmt: skip
+
+
+def test_a_grid_keeps_the_settings_above_it_at_any_depth():
+    values = {"step": {"1": {"kd": {"weight": 7.0}}}, "train": {"epochs": 2}}
+    grids = [{}, {"step": {"1": {"optim": {"lr": 0.5}}}}, {"step": {"2": {"kd": {"weight": 3.0}}}}]
+    made = make_study({"spec": "shapes:8-1@disjoint", "method": "mib", **values, "grid": grids}, "f", Path(), "n")
+    assert [(dict(e.config.step), e.config.train.epochs) for e in made.experiments] == [
+        ({"1.kd.weight": 7.0}, 2),
+        ({"1.kd.weight": 7.0, "1.optim.lr": 0.5}, 2),
+        ({"1.kd.weight": 7.0, "2.kd.weight": 3.0}, 2),
+    ]
 
 
 def test_a_label_names_only_what_its_grid_sets():
@@ -130,7 +149,8 @@ def test_cells_and_patterns_choose():
     lists = make_study({"spec": "shapes:8-1@disjoint", "method": "ft", "data": scales}, "f", Path(), "n")
     for text in ("data.scale=[1.0,1.0]", "data.scale=[1.0, 1.0]"):
         assert [e.config.data.scale for e in lists.chosen(None, [text])] == [(1.0, 1.0)]
-    assert len(lists.chosen(None, ["data.crop=96"])) == 2  # also what does not vary
+    for text in ("data.crop=96", "data.crop=96.0"):  # also what does not vary; numbers by their value
+        assert len(lists.chosen(None, [text])) == 2
     with pytest.raises(UsageError, match="--only mib: matches none of 4 experiments"):
         made.chosen(None, ["sdr", "mib"])
 
@@ -239,6 +259,12 @@ def test_a_budget_stops_within_a_run_and_the_next_call_resumes_it(tmp_path):
     assert outcome.left == [one.label] and not outcome.failed
     state = json.loads((tmp_path / "out/runs" / one.folder / "state/current.json").read_text())
     assert state["iteration"] > 0
+
+
+def test_a_queue_that_cannot_write_does_not_begin(tmp_path, sdrseg):
+    (tmp_path / "grid.toml").write_text(TINY_FILE)
+    code, _, err = sdrseg("run", tmp_path / "grid.toml", "--out", "/proc/none")
+    assert code == 1 and "/proc/none: cannot be written" in err and "failed" not in err
 
 
 def test_the_command_shows_runs_and_reports(tmp_path, sdrseg, monkeypatch):

@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 from scipy.stats import t
 
 from sdrseg.errors import UsageError
+from sdrseg.methods import METHODS
 from sdrseg.scenario import parse_spec
 from sdrseg.study.activations import with_activations
 from sdrseg.study.cell import KEYS, Cell, cell_of, read_cell, scores_of
 from sdrseg.study.compare import _letters, abbreviated, compare, differences, grouped
 from sdrseg.study.grid import make_experiment
-from sdrseg.study.paper import experiments_of, paper_table, paper_tables, study_of
+from sdrseg.study.paper import experiments_of, kept_settings, paper_table, paper_tables, study_of
 from sdrseg.study.render import to_csv, to_latex, to_markdown
-from sdrseg.study.statistics import T95, difference, t95
+from sdrseg.study.statistics import T95, difference, spread, t95
 from sdrseg.study.tables import fill, paper_form
 
 
@@ -458,6 +459,29 @@ def test_a_run_with_a_lowered_rate_is_named():
     assert said in paper_form(table, found).notes and not paper_form(table, {}).notes == paper_form(table, found).notes
     with_both = compare([cell("sdr"), {**lowered, "setup": "another"}])
     assert [line.name for line in with_both.blocks[0].lines] == ["sdr", "sdr lowered_rate=step 1 × 0.33"]
+
+
+def test_runs_on_other_images_are_not_compared():
+    one, other = cell("mib", scored_images="a" * 16), cell("sdr", scored_images="b" * 16)
+    with pytest.raises(UsageError, match="mib and sdr have other test images or masks"):
+        compare([one, other])
+    compare([one, {**other, "scored_images": None}])  # an older result
+    compare([one, {**other, "scenario": "15-5"}])
+
+
+def test_a_setting_that_adds_a_term_to_rows_without_it_is_named():
+    (note,) = kept_settings(paper_table("ablation"), {"kd.weight": 5.0, "train.epochs": 3})
+    assert note.endswith(": without kd.weight in the paper; kd.weight=5.0 adds this term.")
+    for row in paper_table("ablation").rows:
+        if row.method is not None:
+            has = METHODS[row.method].values().get("kd.weight")
+            assert (f"{row.name}," in note or f"{row.name}:" in note) == (has is None or has.value == 0), row.name
+    assert kept_settings(paper_table("ablation"), {"kd.weight": 0.0}) == ()
+
+
+def test_there_is_no_minus_before_zero():
+    assert spread([-0.04, -0.01]).text() == "0.0 ± 0.0" and spread([-0.04]).text(sign=True) == "+0.0"
+    assert spread([-0.06]).text() == "-0.1"
 
 
 def test_rows_with_other_seeds_are_named():

@@ -22,7 +22,8 @@ from sdrseg.datasets.shapes import Shapes
 from sdrseg.engine.launch import InterruptedRunError
 from sdrseg.errors import DataError, SdrsegError, UsageError
 from sdrseg.files import write_json
-from sdrseg.methods import METHODS
+from sdrseg.methods import METHODS, method_layers
+from sdrseg.methods.base import From
 from sdrseg.metrics import StepScore
 from sdrseg.scenario import build_scenario, parse_spec
 from sdrseg.study import tuning
@@ -194,6 +195,33 @@ def test_the_stability_weights_are_those_of_the_method(tmp_path):
     }  # fmt: skip
 
 
+def test_rates_are_chosen_for_the_optimiser_of_the_method(tmp_path, monkeypatch):
+    values = {"optim.optimiser": From("adamw", "mine"), "kd.weight": From(1.0, "mine"), "ce.kind": From("unbiased", "")}
+    monkeypatch.setitem(
+        METHODS, "adapted", type("Adapted", (METHODS["mib"],), {"name": "adapted", "switches": values, "by_task": {}})
+    )
+    search = tuned(tmp_path, "adapted")
+    decay = Decay(search, None, None)
+    of_plain = decay._settings("ft")
+    config = load_config("shapes", settings=of_plain, between=method_layers("ft", "default", "8-2", "shapes"))
+    assert config.optim == search.config().optim and config.optim.optimiser == "adamw"
+    assert config.net == search.config().net and (config.kd.weight, config.ce.kind) == (0.0, "standard")
+
+
+def test_a_method_without_stability_weights_is_told_so(tmp_path, monkeypatch):
+    made_up(monkeypatch, REFERENCE)
+    monkeypatch.setattr(Decay, "up_to", lambda self, step, folder, *_: _folder(self, folder) or 30.0)
+    result = stability_decay(tuned(tmp_path, "ft"), rates=[0.02])
+    assert "ft has none of kd.weight, enc.weight, importance.weight, so only learning rates" in result["strategy"]
+
+
+def _folder(decay: Decay, name: str) -> None:
+    """What a trial leaves in its folder."""
+    folder = decay.search.out / "trials" / name
+    (folder / "steps").mkdir(parents=True, exist_ok=True)
+    write_json(folder / "scenario.json", {"steps": [{}, {}]})
+
+
 def test_a_trial_that_diverges_has_learned_nothing(tmp_path):
     search = tuned(tmp_path)
     result = search_ranges(search, [Range("optim.lr_later", 1e29, 1e30)], trials=1, minutes=None)
@@ -339,8 +367,9 @@ def test_ranges_are_read_and_published_ones_follow_the_method():
 
 def test_the_command_has_settings_that_can_be_parsed_again():
     values = {"data.scale": (0.5, 1.5), "optim.nesterov": False, "net.weights": "my weights.pth"}
-    search = SimpleNamespace(spec="shapes:8-2", method="ft", preset="default", data=None, bases=None, settings=values)
+    search = SimpleNamespace(spec="shapes:8-2", method="ft", preset="default", data=None, bases="B C", settings=values)
     words = shlex.split(tuning.train_command(search, {"kd.weight": 2.0}))
+    assert ("--bases", "B C") in pairwise(words)
     texts = [text for word, text in pairwise(words) if word == "--set"]
     assert parse_settings(texts) == {**values, "data.scale": [0.5, 1.5], "kd.weight": 2.0}
 
