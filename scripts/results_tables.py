@@ -5,7 +5,7 @@
 
 Sections are grouped by how runs were trained (network, epochs, batch, …). A section has the paper's tables for which it
 has results, then other results, scores by step and class, and a list of all runs. Settings of SDR that were tried on
-held-out training images come last.
+held-out training images come last, and its terms on generated data.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def tables(cells: Sequence[Cell]) -> str:
     for cell in cells:
         sections.setdefault(_schedule(cell), []).append(cell)
     ordered = sorted(sections.values(), key=lambda some: (-len(some), _schedule(some[0])))
-    return "\n".join([*(_section(some) for some in ordered), held_out()])
+    return "\n".join([*(_section(some) for some in ordered), held_out(), terms()])
 
 
 def held_out(folder: Path = ROOT / "results" / "held-out") -> str:
@@ -75,6 +75,46 @@ def held_out(folder: Path = ROOT / "results" / "held-out") -> str:
         rows.append([spec_of(cell), tried or "the default", *(f"{score:.1f}" for score in scores)])
     heads = ["scenario", "settings", "old", "new", "all", "background", *new]
     return f"### SDR on held-out training images\n\n{table(heads, rows)}"
+
+
+def terms(folder: Path = ROOT / "results" / "terms") -> str:
+    """SDR's terms on the features on top of other methods, on generated data: differences paired by seed."""
+    variants: dict[str, dict[str, list[Cell]]] = {}
+    for cell in read_results(folder):
+        tried = ", ".join(f"{k}={v:g}" for k, v in _tried(cell).items() if k != "latent.step0")
+        variants.setdefault(cell["method"], {}).setdefault(tried, []).append(cell)
+    pairs = [("mib", ""), ("ft", ""), ("sdr+mib", ""), ("sdr", "")]
+    pairs += [
+        (of, tried)
+        for of in ("mib", "laps", "laps-trained")
+        for tried in sorted(variants[of])
+        if (of, tried) not in pairs
+    ]
+    rows = []
+    for method, tried in pairs:
+        one, base = variants[method][tried], method if method.startswith("laps") else "mib"
+        means = [spread([cell[kind] for cell in one]) for kind in ("old", "new", "all")]
+        gaps = (
+            ["–", "–"] if (method, tried) == (base, "") else [_gap(one, variants[base][""], k) for k in ("new", "all")]
+        )
+        rows.append([f"{method} {tried}".strip(), *(m.text() if m else "–" for m in means), *gaps])
+    heads = ["method, settings", "old", "new", "all", "new, minus plain", "all, minus plain"]
+    return f"""\
+### SDR's terms on generated data
+
+shapes:8-1@disjoint, five seeds, 20 % of the training images held out and scored (`experiments/terms-shapes.toml`). The
+last two columns are differences to MiB or, below, to LAPS without the terms, paired by seed, with 95 % intervals:
+
+{table(heads, rows)}"""
+
+
+def _gap(one: Sequence[Cell], other: Sequence[Cell], kind: str) -> str:
+    a, b = ({cell["seed"]: cell[kind] for cell in some} for some in (one, other))
+    found = difference("", "", kind, a, b)
+    if found is None or found.half is None:
+        return "–"
+    values = (round(v, 1) + 0.0 for v in (found.mean, found.mean - found.half, found.mean + found.half))  # never -0.0
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*values)
 
 
 def _schedule(cell: Cell) -> str:
@@ -143,14 +183,8 @@ def _pairs(cells: Sequence[Cell]) -> str:
     for spec in dict.fromkeys(spec_of(cell) for cell in cells):
         by_method = grouped([cell for cell in cells if spec_of(cell) == spec])
         for a, b in PAIRS:
-            texts = []
-            for kind in ("old", "new", "all"):
-                one, other = ({c["seed"]: c[kind] for c in by_method.get(name, ())} for name in (a, b))
-                found = difference(a, b, kind, one, other)
-                if found is not None and found.half is not None:
-                    low, high = found.mean - found.half, found.mean + found.half
-                    texts.append(f"{found.mean:+.1f} ({low:+.1f} to {high:+.1f})")
-            if texts:
+            texts = [_gap(by_method.get(a, ()), by_method.get(b, ()), kind) for kind in ("old", "new", "all")]
+            if "–" not in texts:
                 rows.append([spec, f"{a} − {b}", *texts])
     if not rows:
         return ""
