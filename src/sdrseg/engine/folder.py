@@ -259,9 +259,8 @@ def load_part(step: Path, meta: dict[str, Any], part: Literal["model", "memory"]
     file = meta["files"].get(part, {}).get("file")
     if (step / "metrics.json").exists() and file == f"{part}.safetensors" and not (step / file).exists():
         raise SdrsegError(
-            f"{step / file} is missing. If --keep-models dropped it, its scores are complete: for a model, train again "
-            f"into another folder. Otherwise: Restore it from a copy, or remove {step} and all later steps to train "
-            f"them again."
+            f"{step / file} is missing. Restore it from a copy, or remove {step} and all later steps to train them "
+            f"again. If --keep-models dropped it, its scores are complete; train into another folder for a model."
         )
     remedy = f"Restore it from a copy, or remove {step} and all later steps to train them again."
     return load_entry(step / "meta.json", meta["files"].get(part), remedy)
