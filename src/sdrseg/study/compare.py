@@ -161,7 +161,9 @@ def _require_comparable(groups: Group) -> None:
     scored = {cell["scored_on"] for some in groups.values() for cell in some}
     if len(scored) > 1:
         raise UsageError(f"These runs were scored on {' and '.join(sorted(scored))}; compare one kind at a time.")
-    by_images = {cell["scored_images"]: label for label, some in groups.items() for cell in some if cell["scored_images"]}
+    by_images = {
+        cell["scored_images"]: label for label, some in groups.items() for cell in some if cell["scored_images"]
+    }
     if len(by_images) > 1:
         one, other = [*by_images.values()][:2]
         raise UsageError(f"{one} and {other} have other test images or masks. Compare runs on the same data.")
