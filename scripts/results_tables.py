@@ -5,7 +5,7 @@
 
 Sections are grouped by how runs were trained (network, epochs, batch, …). A section has the paper's tables for which it
 has results, then other results, scores by step and class, and a list of all runs. Settings of SDR that were tried on
-held-out training images come last, and its terms on generated data.
+held-out training images come last.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def tables(cells: Sequence[Cell]) -> str:
     for cell in cells:
         sections.setdefault(_schedule(cell), []).append(cell)
     ordered = sorted(sections.values(), key=lambda some: (-len(some), _schedule(some[0])))
-    return "\n".join([*(_section(some) for some in ordered), held_out(), terms()])
+    return "\n".join([*(_section(some) for some in ordered), held_out()])
 
 
 def held_out(folder: Path = ROOT / "results" / "held-out") -> str:
@@ -77,38 +77,8 @@ def held_out(folder: Path = ROOT / "results" / "held-out") -> str:
     return f"### SDR on held-out training images\n\n{table(heads, rows)}"
 
 
-def terms(folder: Path = ROOT / "results" / "terms") -> str:
-    """SDR's terms on the features on top of other methods, on generated data: differences paired by seed."""
-    variants: dict[str, dict[str, list[Cell]]] = {}
-    for cell in read_results(folder):
-        tried = ", ".join(f"{k}={v:g}" for k, v in _tried(cell).items() if k != "latent.step0")
-        variants.setdefault(cell["method"], {}).setdefault(tried, []).append(cell)
-    pairs = [("mib", ""), ("ft", ""), ("sdr+mib", ""), ("sdr", "")]
-    pairs += [
-        (of, tried)
-        for of in ("mib", "laps", "laps-trained")
-        for tried in sorted(variants[of])
-        if (of, tried) not in pairs
-    ]
-    rows = []
-    for method, tried in pairs:
-        one, base = variants[method][tried], method if method.startswith("laps") else "mib"
-        means = [spread([cell[kind] for cell in one]) for kind in ("old", "new", "all")]
-        gaps = (
-            ["–", "–"] if (method, tried) == (base, "") else [_gap(one, variants[base][""], k) for k in ("new", "all")]
-        )
-        rows.append([f"{method} {tried}".strip(), *(m.text() if m else "–" for m in means), *gaps])
-    heads = ["method, settings", "old", "new", "all", "new, minus plain", "all, minus plain"]
-    return f"""\
-### SDR's terms on generated data
-
-shapes:8-1@disjoint, five seeds, 20 % of the training images held out and scored (`experiments/terms-shapes.toml`). The
-last two columns are differences to MiB or, below, to LAPS without the terms, paired by seed, with 95 % intervals:
-
-{table(heads, rows)}"""
-
-
-def _gap(one: Sequence[Cell], other: Sequence[Cell], kind: str) -> str:
+def gap(one: Sequence[Cell], other: Sequence[Cell], kind: str) -> str:
+    """The mean difference of a score, paired by seed, with its 95 % interval."""
     a, b = ({cell["seed"]: cell[kind] for cell in some} for some in (one, other))
     found = difference("", "", kind, a, b)
     if found is None or found.half is None:
@@ -132,6 +102,7 @@ def _schedule(cell: Cell) -> str:
 
 
 def _tried(cell: Cell) -> dict[str, Any]:
+    """The settings of a result that belong to the experiment."""
     return {key: value for key, value in cell["settings"].items() if key.partition(".")[0] not in HOW}
 
 
@@ -183,7 +154,7 @@ def _pairs(cells: Sequence[Cell]) -> str:
     for spec in dict.fromkeys(spec_of(cell) for cell in cells):
         by_method = grouped([cell for cell in cells if spec_of(cell) == spec])
         for a, b in PAIRS:
-            texts = [_gap(by_method.get(a, ()), by_method.get(b, ()), kind) for kind in ("old", "new", "all")]
+            texts = [gap(by_method.get(a, ()), by_method.get(b, ()), kind) for kind in ("old", "new", "all")]
             if "–" not in texts:
                 rows.append([spec, f"{a} − {b}", *texts])
     if not rows:

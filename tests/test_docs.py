@@ -163,6 +163,7 @@ def test_the_example_of_onnx(exported):
     ("page", "script"),
     [
         ("results.md", "results_tables"),
+        ("results.md", "shapes_tables"),
         ("settings.md", "settings_tables"),
         ("performance.md", "speed_tables"),
         ("laps.md", "laps_tables"),
