@@ -312,6 +312,12 @@ def test_inputs_that_are_not_there(tmp_path, monkeypatch):
             find_inputs([word])
     with pytest.raises(SdrsegError, match="no image in this folder"):
         find_inputs(["."], leave_out=Path("out"))
+    touch("d/a.png", "e/f/x.txt")
+    for images, out in (("d", "d"), ("d", "d/../d"), (str(tmp_path / "d"), "."), ("out/masks", "out")):
+        with pytest.raises(UsageError, match=f"--out {out}: the folder of the images. Choose another one."):
+            find_inputs([images], leave_out=Path(out))
+    with pytest.raises(SdrsegError, match="no image in this folder"):
+        find_inputs(["e"], leave_out=Path("e"))
 
 
 def test_colours_differ_and_stay():
@@ -377,13 +383,22 @@ def test_unreadable_files_are_named_and_the_others_processed(sdrseg, trained):
     Path("in/text.png").write_text("no picture")
     Image.new("1", (15000, 15000)).save("in/bomb.png")
     Path("in/link.png").symlink_to("nowhere")
-    code, out, err = sdrseg("predict", trained, "in", "in/link.png", "--out", "o")
+    code, out, err = sdrseg("predict", trained, "in", "--out", "o")
     assert code == 1 and "2 images, step 2 of shapes:8-1@disjoint" in out
     assert "4 of 6 images could not be read" in err
-    for name, reason in (("cut.jpg", "truncated"), ("text.png", "identify"), ("bomb.png", "--max-pixels")):
+    reasons = {"cut.jpg": "truncated", "text.png": "identify", "bomb.png": "--max-pixels", "link.png": "no such file"}
+    for name, reason in reasons.items():
         assert f"in/{name}" in err and reason in err
     assert sorted(p.name for p in Path("o/masks").iterdir()) == ["good.png", "whole.png"]
     assert len(json.loads(Path("o/areas.json").read_text())["failed"]) == 4
+
+
+def test_nothing_is_created_without_a_readable_image(sdrseg, trained):
+    Path("notes.txt").write_text("no picture")
+    code, out, err = sdrseg("predict", trained, "notes.txt", "--out", "o")
+    assert code == 1 and "1 of 1 image could not be read" in err and not out and not Path("o").exists()
+    code, out, _ = sdrseg("predict", trained, "notes.txt", "--out", "o", "--json")
+    assert code == 1 and len(json.loads(out)["failed"]) == 1 and not Path("o").exists()
 
 
 def test_more_pixels_can_be_allowed(sdrseg, trained, monkeypatch):

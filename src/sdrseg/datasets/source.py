@@ -208,15 +208,18 @@ def _entries(folder: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]
         raise DataError(f"{folder}: cannot be read ({error.strerror}). Check its permissions.") from error
 
 
-def find_files(folder: Path, below: str = "") -> Iterator[str]:
-    """All files below a folder as "a/b.png", except hidden ones (os.scandir: pathlib takes seconds on large sets)."""
+def find_files(folder: Path, below: str = "", *, broken_links: bool = False) -> Iterator[str]:
+    """All files below a folder as "a/b.png", except hidden ones; with `broken_links`, also links to files that are gone.
+
+    (os.scandir: pathlib takes seconds on large sets)
+    """
     with _entries(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                yield from find_files(Path(entry.path), f"{below}{entry.name}/")
-            elif entry.is_file():
+                yield from find_files(Path(entry.path), f"{below}{entry.name}/", broken_links=broken_links)
+            elif entry.is_file() or (broken_links and not Path(entry).exists()):
                 yield below + entry.name
 
 

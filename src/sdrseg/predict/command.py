@@ -66,10 +66,11 @@ def predict_images(
         predictions = model.predict_each(pixels, **options, tick=count.add)
         done.extend(_write(read.popleft(), prediction, outputs) for prediction in predictions)
     summary = _summary(model, path, out, done, failed)
-    outputs.write_areas(summary)
+    if done:
+        outputs.write_areas(summary)
     if json:
         print_json(summary)
-    else:
+    elif done:
         _print(model, out, done)
     _print_problems(done, failed)
     return not failed

@@ -40,7 +40,8 @@ def find_inputs(patterns: Sequence[str], leave_out: Path | None = None) -> list[
     """The images that files, folders and glob patterns name, each once and in this order.
 
     A folder means all pictures in it and in its subfolders, by suffix, except hidden files and those in `leave_out`
-    (the output folder). A file that is named or matched by a pattern is used with any suffix.
+    (the output folder). A link to a file that is gone is one of them, so that it is reported as unreadable. A file that
+    is named or matched by a pattern is used with any suffix.
     """
     found: dict[Path, Path] = {}  # absolute path -> path relative to the named folder
     excluded = None if leave_out is None else _absolute(leave_out)
@@ -51,6 +52,8 @@ def find_inputs(patterns: Sequence[str], leave_out: Path | None = None) -> list[
             files = {_absolute(path / name): Path(name) for name in sorted(below)}
             files = {file: name for file, name in files.items() if excluded is None or excluded not in file.parents}
             if not files:
+                if excluded is not None and below and excluded in (_absolute(path), *_absolute(path).parents):
+                    raise UsageError(f"--out {leave_out}: the folder of the images. Choose another one.")
                 raise SdrsegError(
                     f"{path}: no image in this folder or its subfolders ({' '.join(sorted(PICTURE_SUFFIXES))})."
                 )
@@ -75,7 +78,7 @@ def _absolute(path: Path) -> Path:
 
 def _list(folder: Path) -> list[str]:
     try:
-        return list(find_files(folder))
+        return list(find_files(folder, broken_links=True))
     except OSError as error:
         raise SdrsegError(f"{error.filename or folder}: cannot be listed ({error.strerror}).") from error
 
