@@ -192,6 +192,16 @@ def test_one_of_each_disease(tree: Tree, tmp_path: Path):
     assert sorted((p.kind, p.file) for p in audit(tree.open())[0].problems) == problems
 
 
+def test_many_stray_values_are_counted(tree: Tree):
+    """As in a mask saved as JPEG."""
+    tree.add("blurred", image=noise(8, 10), mask=np.arange(80, dtype=np.uint8).reshape(8, 10))
+    (problem,) = audit(tree.open())[0].problems
+    found = ", ".join(f"{value} (1 pixel)" for value in range(3, 13))
+    assert problem.detail == f"{found}, … (77 in all); the classes are 0..2 and 255 is void"
+    with pytest.raises(DataError, match=r"value 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, … \(77 in all\) is neither a class"):
+        class_index(tree.open(), "train").require_sound(tree.open())
+
+
 def test_a_class_without_images(tree: Tree):
     tree.classes = ("background", "cat", "dog", "yeti")
     tree.add("yeti", mask=np.full((2, 3), 3, np.uint8), split="val")

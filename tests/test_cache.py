@@ -267,7 +267,7 @@ def test_an_unreadable_image_is_named_while_building(threads):
 def test_image_and_mask_of_different_sizes_are_named_while_building(threads):
     held = pictures([(3, 5)])
     held["i0"] = (held["i0"][0][:2], held["i0"][1])
-    with pytest.raises(DataError, match="memory:i0: 5×2 pixels, but its mask memory:i0 has 5×3"):
+    with pytest.raises(DataError, match=r"memory:i0: image 5×2, mask 5×3 \(memory:i0\)\. Make them the same"):
         build_cache(Memory(held), {"i0": (3, 5)}, "cpu", threads)
 
 

@@ -230,6 +230,13 @@ def test_impossible_requests_are_reported_before_any_work(place, tmp_path):
         (run, white, {"unlabelled": "nothing"}, "background or ignore"),
         (run, white, {"unlabelled": "ignore", "negatives": True}, "no labelled pixel to learn from"),
         (run, white, {"max_forgetting": float("nan")}, "--max-forgetting nan: points of IoU"),
+        (
+            run,
+            white,
+            {"max_forgetting": "x"},
+            "--max-forgetting 'x': not a number. Use points of IoU, from -100 to 100",
+        ),
+        (run, white, {"min_new_iou": True}, "--min-new-iou True: not a number"),
         (run, white, {"min_new_iou": 400}, "--min-new-iou 400: points of IoU, from 0 to 100"),
         (run, white, {"settings": {"ce.class_weights": "gold=2"}}, "gold"),
         (run, white, {"settings": {"step.2.train.epochs": 3}}, "step.2.train.epochs"),

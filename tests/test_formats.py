@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from formats import FORMATS, NAMES, Scene, coco, save, scenes, write, yolo_lines
 from runs import Quiet
@@ -113,12 +114,23 @@ def test_data_without_background_is_converted_with_what_cannot_be_read_left_out(
         'classes = ["sky", "b\u00efrd \\"x\\"", "cat", "dog"]\nbackground = "none"\n'
     )
     (tmp_path / "Images/photo00.jpg").write_bytes(b"broken")
+    Image.new("RGB", (32, 30)).save(tmp_path / "Images/photo01.jpg")
+    code, out, _ = sdrseg("convert", "..", "plain", "--json")
+    problems = {p.pop("kind"): p for p in json.loads(out)["problems"]}
+    assert code == 0 and problems["size mismatch"] == {
+        "file": "../Images/photo01.jpg",
+        "detail": "image 32×30, mask 32×32 (../labels/photo01.png). Make them the same size.",
+    }
+    assert problems["unreadable"]["file"] == "../Images/photo00.jpg" not in problems["unreadable"]["detail"]
+    data = json.loads(sdrseg("data", "..", "--json")[1])["problems"]
+    assert all({"kind": kind, **problem} in data for kind, problem in problems.items())
+    shutil.rmtree("plain")
     code, out, _ = sdrseg("convert", "..", "plain")  # a short path: names in the table are not folded
     assert code == 0 and "photo00.jpg" in out and "class 0, 'other'" in out
     assert "photo00.png" not in out  # the mask is all right
     before, after = open_folder(tmp_path), open_folder(Path("plain"))
     assert after.classes == before.classes == ("other", "sky", 'b\u00efrd "x"', "cat", "dog")
-    assert len(after.ids("train")) + len(after.ids("val")) == 17
+    assert len(after.ids("train")) + len(after.ids("val")) == 16
     for id in (*after.ids("train"), *after.ids("val")):
         assert np.array_equal(after.mask(id), before.mask(scene_of(id).name))
 

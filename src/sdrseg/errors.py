@@ -40,3 +40,8 @@ def quantity(number: int, noun: str) -> str:
     """A number and its noun, in the plural unless there is one: "1 image", "1,200 images", "2 classes"."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}" + ("" if number == 1 else plural)
+
+
+def some(values: Sequence[object]) -> str:
+    """At most ten values, and how many there are: "1, 2, …, 10, … (80 in all)"."""
+    return ", ".join(map(str, values[:10])) + (f", … ({len(values)} in all)" if len(values) > 10 else "")

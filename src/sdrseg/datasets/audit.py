@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from sdrseg.datasets.index import ClassIndex, class_index, map_with_threads
-from sdrseg.datasets.source import ROTATED, Problem, Progress, Source, Split
-from sdrseg.errors import DataError, quantity
+from sdrseg.datasets.source import Problem, Progress, Source, Split
+from sdrseg.errors import DataError, quantity, some
 from sdrseg.labels import VOID
 from sdrseg.scenario import Scenario
 from sdrseg.scenario.lists import workable_order, written
@@ -73,7 +73,7 @@ def audit(source: Source, progress: Progress | None = None) -> tuple[Contents, d
 def _label_problems(source: Source, index: ClassIndex) -> Iterator[Problem]:
     last = len(source.classes) - 1
     for id, values in index.out_of_range(len(source.classes)):
-        found = ", ".join(f"{value} ({quantity(pixels, 'pixel')})" for value, pixels in values.items())
+        found = some([f"{value} ({quantity(pixels, 'pixel')})" for value, pixels in values.items()])
         detail = f"{found}; the classes are 0..{last} and 255 is void"
         yield Problem(source.file(id, "mask"), "value out of range", detail)
     readable = index.sizes.any(axis=1)
@@ -105,12 +105,8 @@ def _image_problems(source: Source, index: ClassIndex, progress: Progress | None
         except (OSError, DataError) as error:
             file = source.file(id, "image")
             return Problem(file, "unreadable", str(error).removeprefix(f"{file}: "))
-        height, width = index.sizes[row]
-        if (height or width) and image.shape[:2] != (height, width):
-            detail = f"image {image.shape[1]}×{image.shape[0]}, mask {width}×{height} ({source.file(id, 'mask')})"
-            detail += f". {ROTATED}" if image.shape[1::-1] == (height, width) else ""
-            return Problem(source.file(id, "image"), "size mismatch", detail)
-        return None
+        size = index.sizes[row]
+        return source.size_problem(id, image.shape[:2], size) if size.any() else None
 
     yield from (p for p in map_with_threads(check, range(len(index.ids)), progress) if p is not None)
 

@@ -57,13 +57,11 @@ def convert(source: Source, out: Path, report: Progress | None = None) -> tuple[
     try:
         for split in SPLITS:
             for id in source.ids(split):
-                try:
-                    _write_pair(source, id, partial, split)
+                problem = _write_pair(source, id, partial, split)
+                if problem is None:
                     counts[split] += 1
-                except DataError as error:
-                    files = (source.file(id, "image"), source.file(id, "mask"))
-                    file = next((file for file in files if str(error).startswith(file)), files[1])
-                    problems.append(Problem(file, "unreadable", str(error)))
+                else:
+                    problems.append(problem)
                 if report is not None:
                     report(sum(counts.values()), total)
         if not counts["train"]:
@@ -78,9 +76,17 @@ def convert(source: Source, out: Path, report: Progress | None = None) -> tuple[
     return {"out": str(out), "format": source.format, "classes": source.classes, **counts}, problems
 
 
-def _write_pair(source: Source, id: str, root: Path, split: str) -> None:
-    """Copy an image and write its mask, whose values are the positions of the classes in dataset.toml."""
-    image, mask = source.pair(id)
+def _write_pair(source: Source, id: str, root: Path, split: str) -> Problem | None:
+    """Copy an image and write its mask, whose values are the positions of the classes in dataset.toml; returns what is
+    wrong with them if they cannot be used."""
+    try:
+        image, mask = source.image(id), source.mask(id)
+    except DataError as error:
+        files = (source.file(id, "image"), source.file(id, "mask"))
+        bad = next((file for file in files if str(error).startswith(file)), files[1])
+        return Problem(bad, "unreadable", str(error).removeprefix(f"{bad}: "))
+    if problem := source.size_problem(id, image.shape[:2], mask.shape):
+        return problem
     name = id.split("/", 1)[-1] if id.split("/", 1)[0] in ("train", "val", "test") else id
     if not source.has_background:  # class 0 was added by us and occurs in no mask
         mask = mask.copy()
@@ -88,7 +94,7 @@ def _write_pair(source: Source, id: str, root: Path, split: str) -> None:
     targets = [root / kind / split / name for kind in ("images", "masks")]
     for target in targets:
         if not target.resolve().is_relative_to(root.resolve()):
-            raise DataError(f"{id!r} points outside the folder; rename it.")
+            return Problem(source.file(id, "image"), "name", f"{id!r} points outside the folder; rename it.")
         target.parent.mkdir(parents=True, exist_ok=True)
     file = Path(source.file(id, "image"))
     if file.is_file():
@@ -96,6 +102,7 @@ def _write_pair(source: Source, id: str, root: Path, split: str) -> None:
     else:
         Image.fromarray(image).save(targets[0].with_name(f"{targets[0].name}.png"))
     mask_picture(mask).save(targets[1].with_name(f"{targets[1].name}.png"))
+    return None
 
 
 def _settings(source: Source, held_out: int) -> str:

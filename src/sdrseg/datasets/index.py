@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdrseg.datasets.source import Problem, Progress, Source, Split
-from sdrseg.errors import DataError, SdrsegError
+from sdrseg.errors import DataError, SdrsegError, some
 from sdrseg.files import atomic_writer, cache_folder
 from sdrseg.labels import VOID
 from sdrseg.threads import cores
@@ -67,8 +67,7 @@ class ClassIndex:
         wrong = [str(problem) for problem in self.problems]
         last = len(source.classes) - 1
         wrong += [
-            f"{source.file(id, 'mask')}: value {', '.join(map(str, values))} is neither a class (0..{last}) nor void "
-            "(255)"
+            f"{source.file(id, 'mask')}: value {some([*values])} is neither a class (0..{last}) nor void (255)"
             for id, values in self.out_of_range(len(source.classes))
         ]
         if wrong:

@@ -84,7 +84,8 @@ def open_picture(path: Path, decode: bool = True) -> Iterator[Image.Image]:
     except IsADirectoryError as error:
         raise DataError(f"{path}: a folder, not a picture.") from error
     except Exception as error:  # Pillow raises many kinds of errors on damaged files, also for EXIF data
-        raise DataError(f"{path}: cannot be read as a picture ({first_line(error)}). Replace or remove it.") from error
+        why = first_line(error).removesuffix(f" {str(path)!r}")  # "cannot identify image file 'x.png'"
+        raise DataError(f"{path}: cannot be read as a picture ({why}). Replace or remove it.") from error
 
 
 def mask_picture(mask: NDArray[np.uint8]) -> Image.Image:

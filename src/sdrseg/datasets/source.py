@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,13 +128,17 @@ class Source(ABC):
     def pair(self, id: str) -> tuple[Array, Array]:
         """Image and mask of one id, which must have the same size."""
         image, mask = self.image(id), self.mask(id)
-        if image.shape[:2] != mask.shape:
-            advice = ROTATED if image.shape[1::-1] == mask.shape else "Make them the same size."
-            raise DataError(
-                f"{self.file(id, 'image')}: {image.shape[1]}×{image.shape[0]} pixels, but its mask "
-                f"{self.file(id, 'mask')} has {mask.shape[1]}×{mask.shape[0]}. {advice}"
-            )
+        if problem := self.size_problem(id, image.shape[:2], mask.shape):
+            raise DataError(f"{problem.file}: {problem.detail}")
         return image, mask
+
+    def size_problem(self, id: str, image: Sequence[int], mask: Sequence[int]) -> Problem | None:
+        """The problem of an image whose mask has another size; both are (height, width)."""
+        if (image[0], image[1]) == (mask[0], mask[1]):
+            return None
+        advice = ROTATED if (image[1], image[0]) == (mask[0], mask[1]) else "Make them the same size."
+        detail = f"image {image[1]}×{image[0]}, mask {mask[1]}×{mask[0]} ({self.file(id, 'mask')}). {advice}"
+        return Problem(self.file(id, "image"), "size mismatch", detail)
 
     def labelled(self, id: str) -> frozenset[int] | None:
         """The classes that the mask of `id` labels: an unlabelled pixel may be any other class. None: all classes."""
@@ -209,9 +213,9 @@ def _entries(folder: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]
 
 
 def find_files(folder: Path, below: str = "", *, broken_links: bool = False) -> Iterator[str]:
-    """All files below a folder as "a/b.png", except hidden ones; with `broken_links`, also links to files that are gone.
+    """All files below a folder as "a/b.png", except hidden ones (os.scandir: pathlib takes seconds on large sets).
 
-    (os.scandir: pathlib takes seconds on large sets)
+    `broken_links`: also links to files that are gone.
     """
     with _entries(folder) as entries:
         for entry in entries:

@@ -18,7 +18,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value, least in (("max-forgetting", self.max_forgetting, -100), ("min-new-iou", self.min_new_iou, 0)):
-            if value is not None and not least <= value <= 100:
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):  # Python does not check types
+                raise UsageError(f"--{name} {value!r}: not a number. Use points of IoU, from {least} to 100.")
+            if not least <= value <= 100:
                 raise UsageError(f"--{name} {value:g}: points of IoU, from {least} to 100.")
 
 

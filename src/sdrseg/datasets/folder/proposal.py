@@ -13,7 +13,7 @@ import numpy as np
 from sdrseg.datasets.folder.coding import pack
 from sdrseg.datasets.pictures import read_label
 from sdrseg.datasets.source import MAX_CLASSES
-from sdrseg.errors import DataError
+from sdrseg.errors import DataError, some
 from sdrseg.labels import VOID
 
 MASKS = 200
@@ -45,10 +45,10 @@ def ask_for_classes(file: Path, masks: Sequence[Path]) -> str:
         return f"{file.parent}: the masks are JPEG files, in which values and colours change. Save them as PNG files."
     if colours:
         names = [f"#{colour:06x}" for colour in sorted(colours | {value * 0x010101 for value in values})]
-        contents, lines = f"colours {_some(names)}", _table([f'"{name}"' for name in names[:MAX_CLASSES]])
+        contents, lines = f"colours {some(names)}", _table([f'"{name}"' for name in names[:MAX_CLASSES]])
     else:
         known = sorted(value for value in values if value >= 0)
-        contents, lines = f"values {_some(known)}", _ranges(peaks) if blurred else _for_values(known)
+        contents, lines = f"values {some(known)}", _ranges(peaks) if blurred else _for_values(known)
     read = "" if len(masks) <= MASKS else f" (in {len(chosen)} of {len(masks)} masks)"
     return (
         f"{file.parent}: no class list; the masks contain the {contents}{read}. Save this as {file}, with your names "
@@ -65,7 +65,7 @@ def _for_values(values: list[int]) -> str:
             f'"{name}"' for name in ("background", *(f"class {i}" for i in range(1, max(largest, 1) + 1)))
         )
         gaps = [value for value in range(largest) if value not in classes]
-        missing = f"; not seen in the masks: {_some(gaps)}" if gaps else ""
+        missing = f"; not seen in the masks: {some(gaps)}" if gaps else ""
         return f"classes = [{names}]  # the position is the value{missing}\nignore = 255  # neither learned nor scored"
     return _table([str(value) for value in values[:MAX_CLASSES]])
 
@@ -92,7 +92,3 @@ def _table(keys: list[str]) -> str:
     if len(keys) > 2 and keys[-1] in (str(VOID), "65535"):
         names[len(keys) - 1] = "ignore"
     return "\n".join(["[values]", *(f'{key} = "{name}"' for key, name in zip(keys, names, strict=False))])
-
-
-def _some(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values[:12])) + (f", … ({len(values)} in all)" if len(values) > 12 else "")
