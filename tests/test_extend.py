@@ -133,6 +133,7 @@ def test_a_story_of_three_folders_in_three_formats_with_a_kill_in_between(place,
         assert step["classes"] == [own["name"]] and step["new_miou"] == own["iou"]
         assert step["old_miou"] == pytest.approx(np.mean([c["iou"] for c in old]))
     assert last.said[-1]["new"] == step["new_miou"] and last.said[-1]["old"] == step["old_miou"]
+    assert history(place / "run")["steps"][0]["data"] == told["steps"][0]["data"]  # of `train`, too
     assert [s["classes"] for s in told["steps"]][1:] == [["white"], ["black"], ["orange"]] and not told["broken"]
     assert [Path(s["data"]).name for s in told["steps"]] == ["base", "white", "black", "orange"]
     assert [r["same"] for r in score_again(tmp_path / "9")] == [True] * 4
@@ -195,6 +196,7 @@ def test_classes_are_renamed_and_removed(place, tmp_path):
         ({}, ["background"], "background: the class of all other pixels cannot be"),
         ({}, [], "nothing to change"),
         ({"red": "x"}, ["red"], "both renamed and removed"),
+        ({}, ["red, blu"], "no class 'blu'; did you mean 'blue'"),
     ):
         with pytest.raises(UsageError, match=match):
             change_classes(place / "run", tmp_path / "never", rename, remove)

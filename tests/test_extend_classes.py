@@ -23,9 +23,11 @@ from sdrseg.engine.kept import agreement
 from sdrseg.engine.rescore import score_again
 from sdrseg.engine.run import train
 from sdrseg.exporting import metadata
+from sdrseg.extend.branches import branches
 from sdrseg.extend.history import change_classes
 from sdrseg.extend.parent import read_parent
 from sdrseg.extend.run import extend
+from sdrseg.extend.show import show_branches
 from sdrseg.extend.verdict import Limits, verdict
 from sdrseg.metrics import as_background
 from sdrseg.reporting import write_report
@@ -225,6 +227,65 @@ def test_removed_classes_are_not_part_of_an_extension(place, tmp_path):
     before = [c["iou"] for c in scored if c["iou"] is not None]
     assert [c["before"] for c in done.result["old"]] == pytest.approx([100 * v for v in before])
     assert [r["same"] for r in score_again(tmp_path / "more")] == [True] * 3
+
+
+def test_several_classes_are_removed_with_commas_between_their_names(place, tmp_path):
+    """A name that contains a comma is one class."""
+    change_classes(place / "run", tmp_path / "named", {"green": "leaf, grass"}, ["red, blue", "cyan"])
+    assert [c.name for c in sdrseg.load(tmp_path / "named").classes if c.removed] == [
+        f"{name} (removed)" for name in ("red", "blue", "cyan")
+    ]
+    change_classes(tmp_path / "named", tmp_path / "less", {}, ["leaf, grass", "pink,yellow"])
+    assert [c.name for c in sdrseg.load(tmp_path / "less").classes if not c.removed] == ["background"]
+
+
+@pytest.fixture(scope="module")
+def removed(place, tmp_path_factory) -> Path:
+    """The run with white, and without pink: `gone`, or added `again`."""
+    root = tmp_path_factory.mktemp("removed")
+    masks_folder(root / "pink", 5)
+    change_classes(place / "run", root / "gone", {}, ["pink"])
+    extend(root / "gone", root / "pink", root / "again", method="ft", **GIVEN)
+    extend(place / "run", place / "white", root / "white", method="ft", **GIVEN)
+    return root
+
+
+def test_branches_say_what_each_run_removed(removed, capsys):
+    told = {"white": (["white"], []), "gone": ([], ["pink"]), "again": (["pink"], ["pink"])}
+    for run in ("gone", "again"):
+        found = branches(removed / "white", removed / run)
+        show_branches(found, json=False)
+        assert f"{removed / run} removed pink (left out)" in capsys.readouterr().out
+        assert [*zip(found["new"], found["removed"], strict=True)] == [told["white"], told[run]]
+
+
+def test_branches_count_the_same_pixels_if_one_removed_a_class(removed, tmp_path):
+    """10 pixels of every class are right, 2 of red are predicted as pink, 1 of background and 5 of pink as red: these 5
+    count in all models or, if pink was added again, in none. 100 of a class that one run adds never count."""
+    right, (red, pink, new) = 10 * np.eye(8, dtype=int), (NAMES.index(name) for name in ("red", "pink", "white"))
+    right[new, red], right[0, red] = 100, 1
+    known, again = right.copy(), right.copy()
+    known[red, pink], known[pink, red] = 2, 5
+    again[red, new], again[new, red], again[pink, pink] = 2, 5, 0
+    merged = as_background(known, [pink])
+    for run, matrices in (
+        ("white", (known[:7, :7], known)),
+        ("gone", (merged[:7, :7],)),
+        ("again", (merged[:7, :7], again)),
+    ):
+        shutil.copytree(removed / run, tmp_path / run)
+        for step, matrix in enumerate(matrices):
+            file = tmp_path / run / f"steps/{step}/metrics.json"
+            saved = {**json.loads(file.read_text()), "confusion": matrix.tolist()}
+            saved.pop("complete", None)
+            file.write_text(json.dumps(saved))
+    for run, wanted in (("gone", 10 / (12 + 16 - 10)), ("again", 10 / (12 + 11 - 10))):
+        for first, second in ((run, "white"), ("white", run)):
+            rows = branches(tmp_path / first, tmp_path / second)["classes"]
+            assert [row["name"] for row in rows] == ["red", "green", "blue", "yellow", "cyan"]
+            assert [[row[key] for row in rows] for key in ("fork", "first", "second")] == [
+                pytest.approx([wanted, 1, 1, 1, 1])
+            ] * 3
 
 
 def test_old_images_of_a_class_that_is_added_again_are_images_of_the_new_one(place, tmp_path):

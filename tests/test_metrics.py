@@ -184,7 +184,7 @@ def test_background_is_scored_where_its_hits_are_known():
     saved = json.loads(json.dumps(made.to_dict()))
     assert [c["pixels"] for c in saved["classes"]] == [100, 100, 100]
     assert StepScore.from_dict(saved).iou == pytest.approx(made.iou)
-    assert made.iou_over(2) == pytest.approx([80 / 105, 95 / 110, np.nan], nan_ok=True)
+    assert made.iou_over(range(2)) == pytest.approx([80 / 105, 95 / 110, np.nan], nan_ok=True)
     partly = replace(made, unknown=(1,))
     assert partly.by_truth.tolist() == [[80, 10, 10], [0, 0, 0], [35, 5, 60]]
     assert np.isnan(partly.accuracy[1]) and np.isnan(partly.iou[1]) and partly.iou[2] == made.iou[2]

@@ -85,11 +85,11 @@ class StepScore:
 
     @property
     def iou(self) -> Values:
-        return self.iou_over(len(self.names))
+        return self.iou_over(range(len(self.names)))
 
-    def iou_over(self, count: int) -> Values:
-        """IoU of each class over the pixels of the first `count` classes."""
-        rows = np.arange(len(self.names))[:, None] < count
+    def iou_over(self, channels: Collection[int]) -> Values:
+        """IoU of each class over the pixels of some classes."""
+        rows = np.isin(np.arange(len(self.names)), list(channels))[:, None]
         values = iou_of_all(np.where(rows, self.confusion, 0), np.where(rows, self._complete, 0))
         values[list(self.unknown)] = np.nan
         return values

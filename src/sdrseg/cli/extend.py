@@ -124,7 +124,7 @@ def classes(
     out: NewRun,
     rename: Annotated[list[str] | None, typer.Option(metavar="OLD=NEW", help="Rename a class; repeatable.")] = None,
     remove: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Turn a class into background; repeatable.")
+        list[str] | None, typer.Option(metavar="A,B", help="Turn classes into background; repeatable.")
     ] = None,
 ) -> None:
     """Rename or remove classes of a model. The old run stays as it is."""

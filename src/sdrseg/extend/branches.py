@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ import numpy as np
 from sdrseg.engine.folder import RunFolder
 from sdrseg.errors import SdrsegError, UsageError
 from sdrseg.extend.history import history
+from sdrseg.extend.removed import name_before
 from sdrseg.metrics import StepScore, mean_of
+from sdrseg.scenario import Scenario
 
 
 def branches(first: Path, second: Path) -> dict[str, Any]:
     """The steps that two runs share, and IoU of the classes of these steps: at the last shared step and at each end.
 
-    Only pixels of these classes are counted, so that classes that only one run knows make no difference.
+    Only pixels of these classes are counted, so that classes that only one run knows make no difference. A class that
+    one run removed is left out: its pixels count as background in both or, if it was added again, not at all.
     """
     both = [history(run) for run in (first, second)]
     pairs = list(zip(*(found["steps"] for found in both), strict=False))
@@ -25,11 +29,12 @@ def branches(first: Path, second: Path) -> dict[str, Any]:
         raise UsageError(f"{first} and {second} have no step in common: their models of step 0 differ.")
     folders = [RunFolder(Path(found["run"])) for found in both]
     count = len(folders[0].read_json(f"steps/{shared - 1}/meta.json")["classes"])
-    scores = [_score(folders[0], shared - 1)]
-    scores += [_score(folder, len(found["steps"]) - 1) for folder, found in zip(folders, both, strict=True)]
-    values = [score.iou_over(count)[:count] for score in scores]
-    names, removed = scores[0].names, {c for score in scores for c in score.removed}
-    kept = [c for c in range(1, count) if c not in removed]
+    fork = min((_score(folder, shared - 1) for folder in folders), key=lambda score: len(score.removed))
+    ends = [_score(folder, len(found["steps"]) - 1) for folder, found in zip(folders, both, strict=True)]
+    removed = {c for score in ends for c in score.removed if c < count}
+    dropped = removed - _as_background(folders, ends)
+    values = [score.iou_over({*range(count)} - dropped)[:count] for score in (fork, *ends)]
+    names, kept = fork.names, [c for c in range(1, count) if c not in removed]
     rows = [
         {"name": names[c], **{key: _number(v[c]) for key, v in zip(("fork", "first", "second"), values, strict=True)}}
         for c in kept
@@ -40,11 +45,25 @@ def branches(first: Path, second: Path) -> dict[str, Any]:
     return {
         "runs": [found["run"] for found in both],
         "shared_steps": shared,
-        "new": [[name for step in found["steps"][shared:] for name in step["classes"]] for found in both],
+        "new": [[n for c, n in enumerate(end.names) if c >= count and c not in end.removed] for end in ends],
+        "removed": [[name_before(end.names[c]) for c in end.removed] for end in ends],
         "classes": rows,
         "mean": dict(zip(("fork", "first", "second"), means, strict=True)),
         "same_images": images[0] == images[1],
     }
+
+
+def _as_background(folders: Sequence[RunFolder], ends: Sequence[StepScore]) -> set[int]:
+    """Removed classes whose pixels are counted as background in a run, so they have to be counted in the other.
+
+    Not those that were added again, whose pixels are in another row, nor any if background is not scored.
+    """
+    found = set()
+    for folder, score in zip(folders, ends, strict=True):
+        scenario = Scenario.from_dict(folder.read_json("scenario.json"), folder.path / "scenario.json")
+        if scenario[-1].test_table[0] == 0:
+            found |= {c for c in score.removed if name_before(score.names[c]) not in score.names}
+    return found
 
 
 def _score(folder: RunFolder, step: int) -> StepScore:

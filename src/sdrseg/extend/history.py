@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from sdrseg.datasets.extended import CHAIN, Extended, read_chain, write_chain
+from sdrseg.datasets.extended import CHAIN, Extended, Part, read_chain, write_chain
 from sdrseg.datasets.index import class_index
 from sdrseg.engine.folder import ENVIRONMENT, FORMAT, RunFolder
 from sdrseg.engine.job import TEST_IMAGES
@@ -31,8 +31,8 @@ def history(run: Path) -> dict[str, Any]:
     if top is None:
         raise UsageError(f"{run}: a step without its run has no history. Name the folder of the run.")
     folder = RunFolder(top)
-    chain = read_chain(top) if (top / CHAIN).exists() else {"parts": [], "changes": []}
-    data = {part.step: part.data or part.source for part in reversed(chain["parts"])}
+    chain = read_chain(top) if (top / CHAIN).exists() else None
+    parts = [] if chain is None else chain["parts"]
     steps = []
     for number in range(int(last.name) + 1):
         meta = folder.read_json(f"steps/{number}/meta.json")
@@ -41,7 +41,7 @@ def history(run: Path) -> dict[str, Any]:
                 "step": number,
                 "made": meta.get("made"),
                 "method": meta["method"],
-                "data": "–" if meta["method"] == IMPORTED else data.get(number, meta["spec"]),
+                "data": "–" if meta["method"] == IMPORTED else _data(folder, parts, number, meta["spec"]),
                 "classes": [c["name"] for c in meta["classes"] if c["step"] == number and c["channel"] > 0],
                 "model": meta["files"]["model"]["sha256"],
                 "parent": meta["parent"],
@@ -49,7 +49,21 @@ def history(run: Path) -> dict[str, Any]:
             }
         )
     broken = [s["step"] for s, before in zip(steps[1:], steps, strict=False) if s["parent"] != before["model"]]
-    return {"run": str(top), "steps": steps, "changes": list(chain["changes"]), "broken": broken}
+    return {
+        "run": str(top),
+        "steps": steps,
+        "changes": [] if chain is None else list(chain["changes"]),
+        "broken": broken,
+    }
+
+
+def _data(folder: RunFolder, parts: Sequence[Part], step: int, spec: str) -> str:
+    """The folder of a step's data, or the name of data without one. `parts`: those of an extended run."""
+    if before := [part for part in parts if part.step <= step]:
+        part = max(before, key=lambda part: part.step)  # the first of a step: the others are held-out or old images
+        return part.data or part.source
+    starts = folder.read_environments()
+    return str((starts[-1].get("data") if starts else None) or parse_spec(spec).source)
 
 
 def _scores(folder: RunFolder, step: int, earlier: int) -> dict[str, Any]:
@@ -68,12 +82,17 @@ def rollback(run: Path, step: int, out: Path) -> Path:
 
 
 def change_classes(run: Path, out: Path, rename: Mapping[str, str], remove: Sequence[str]) -> Path:
-    """Copy a run with renamed classes; removed classes are predicted as background."""
+    """Copy a run with renamed classes; removed classes are predicted as background.
+
+    `remove`: names, or several of them with commas in between.
+    """
     parent = read_parent(run)
     if not rename and not remove:
         raise UsageError("nothing to change: add --rename OLD=NEW or --remove NAME.")
     gone = {c["name"] for c in parent.meta["classes"] if c.get("removed")}
     names = [name for name in parent.classes if name not in gone]
+    each = [[text] if text in names else [name.strip() for name in text.split(",")] for text in remove]
+    remove = list(dict.fromkeys(name for some in each for name in some))
     for name in (*rename, *remove):
         if name == names[0]:
             raise UsageError(f"{name}: the class of all other pixels cannot be renamed or removed.")

@@ -18,10 +18,15 @@ def removed_name(name: str, taken: Collection[str]) -> str:
     return name if name not in taken else removed_name(name, taken)
 
 
+def name_before(name: str) -> str:
+    """The name that a removed class had; other names are returned unchanged."""
+    return re.sub(f"({re.escape(SUFFIX)})+$", "", name)
+
+
 def added_again(parent: Parent, names: Sequence[str]) -> dict[int, str]:
     """Removed classes of the model that are among the names of new classes: their channels and names."""
-    removed = {channel: str(c["name"]) for channel, c in enumerate(parent.meta["classes"]) if c.get("removed")}
-    found = {channel: re.sub(f"({re.escape(SUFFIX)})+$", "", name) for channel, name in removed.items()}
+    classes = enumerate(parent.meta["classes"])
+    found = {channel: name_before(str(c["name"])) for channel, c in classes if c.get("removed")}
     return {channel: name for channel, name in found.items() if name in names}
 
 

@@ -109,8 +109,10 @@ def show_branches(found: dict[str, Any], json: bool) -> None:
     rows.append(["mean", *(_percent(found["mean"][key]) for key in keys)])
     fork = found["shared_steps"] - 1
     print_table(f"IoU in % of the classes up to step {fork}", ["class", f"step {fork}", *found["runs"]], rows)
-    for run, new in zip(found["runs"], found["new"], strict=True):
+    for run, new, removed in zip(found["runs"], found["new"], found["removed"], strict=True):
         console().print(f"{run} adds {', '.join(new) or 'no class'}", soft_wrap=True)
+        if removed:
+            console().print(f"{run} removed {', '.join(removed)} (left out)", soft_wrap=True)
     if not found["same_images"]:
         console().print("the runs were scored on different images of these classes: do not compare their numbers")
 
