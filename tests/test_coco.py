@@ -320,11 +320,22 @@ def test_the_standard_layout(tmp_path: Path, where: str) -> None:
     assert [int(source.mask(id).sum()) for id in ("train/1", "train/2", "val/3")] == [0, 6, 6]
 
 
+def test_a_share_of_an_export_without_val_is_held_out(tmp_path: Path) -> None:
+    """Roboflow's, with train/ only."""
+    for number in range(10):
+        save(tmp_path / f"train/{number}.png")
+    pictures = [picture(number, f"{number}.png") for number in range(10)]
+    write(tmp_path / "train/_annotations.coco.json", pictures, [drawn(1, SQUARE, image=n) for n in range(10)])
+    source = open_folder(tmp_path)
+    assert [len(source.ids(split)) for split in ("train", "val")] == [8, 2]
+    assert source.split_by == "files train/_annotations.coco.json and a share of 20 % with seed 0"
+    name = "{}/_annotations.coco.json"
+    assert f"There is no {name.format('val')}, so a share of {name.format('train')} is held out." in source.notes
+
+
 def test_train_and_val_must_fit_together(tmp_path: Path) -> None:
     save(tmp_path / "images/a.png")
     train = write(tmp_path / "annotations/train.json", [picture(1, "a.png")])
-    with fails(tmp_path, "annotations/*val*.json is missing", "val = 0"):
-        Coco(tmp_path)
     (tmp_path / "dataset.toml").write_text("val = 0\nscore_background = false")
     source = Coco(tmp_path)
     assert (source.ids("train"), source.ids("val"), source.score_background) == (("train/a",), (), False)

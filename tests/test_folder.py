@@ -433,18 +433,36 @@ def test_half_a_split_by_folders(tmp_path: Path, layout: str) -> None:
         root = write(tmp_path / split)
         add(root, "a", **{kind: layout.format(kind=kind, split=split) for kind in ("images", "masks")})
         missing = layout.format(kind="images", split=other)
-        with fails(root, layout.format(kind="images", split=split), f"{missing} is missing"):
-            Folder(root)
+        if split == "val":
+            with fails(root, layout.format(kind="images", split=split), f"{missing} is missing"):
+                Folder(root)
     folder = Folder(write(tmp_path / "train", CLASSES + "val = 0"))
     assert (folder.ids("train"), folder.ids("val")) == (("train/a",), ())
+    missing = layout.format(kind="images", split="val")
+    with fails(f'{missing} is missing. Add it, or remove `score = "val"` from'):
+        Folder(write(tmp_path / "train", CLASSES + 'score = "val"'))
     with fails("is missing"):
         Folder(write(tmp_path / "val", CLASSES + "val = 0"))
 
 
+@pytest.mark.parametrize("layout", ["{kind}/train", "train/{kind}"])
+def test_without_val_a_share_of_train_is_held_out(tmp_path: Path, layout: str) -> None:
+    folders = {kind: layout.format(kind=kind) for kind in ("images", "masks")}
+    add(write(tmp_path), *(f"{i:02d}" for i in range(10)), **folders)
+    folder, name = Folder(tmp_path), folders["images"]
+    assert (len(folder.ids("train")), len(folder.ids("val"))) == (8, 2)
+    assert folder.split_by == f"folders {name} and a share of 20 % with seed 0"
+    assert folder.notes[0] == f"There is no {name.replace('train', 'val')}, so a share of {name} is held out."
+
+
 def test_half_a_split_by_lists(tmp_path: Path) -> None:
-    add(tmp_path, "a", "b")
-    with fails(tmp_path, "found train.txt", "val.txt is missing", "val = 0"):
-        Folder(write(tmp_path, train="a\n"))
+    add(tmp_path, "a", "b", "c")
+    folder = Folder(write(tmp_path, train="a\nb\n"))
+    assert len(folder.ids("train")) == len(folder.ids("val")) == 1
+    assert {*folder.ids("train"), *folder.ids("val")} == {"a", "b"}  # images that are not listed are not used
+    assert folder.split_by == "lists train.txt and a share of 20 % with seed 0"
+    folder = Folder(write(tmp_path, train="a\n"))
+    assert (folder.ids("train"), folder.ids("val")) == (("a",), ())
     folder = Folder(write(tmp_path, CLASSES + "val = 0"))
     assert (folder.ids("train"), folder.ids("val"), folder.split_by) == (("a",), (), "lists train.txt")
     with fails(tmp_path, "no usable image in val", "'z'", "line 1"):

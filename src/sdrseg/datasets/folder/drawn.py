@@ -64,7 +64,7 @@ class Drawn(Source):
         else:
             train, val = (tuple(sorted(parts.get(split, ()))) for split in SPLITS)
             files = {id: drawing.file for part in parts.values() for id, drawing in part.items()}
-            splits = check_splits(self.root, Splits(train, val, by, problems), settings.val > 0, files)
+            splits = check_splits(settings, self.root, Splits(train, val, by, problems), parts, files)
         unlabelled = 0 if classes.has_background else VOID
         drawings = {id: drawing for part in parts.values() for id, drawing in part.items()}
         self._files = {id: drawing.file for id, drawing in drawings.items()}

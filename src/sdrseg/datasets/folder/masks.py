@@ -78,7 +78,7 @@ class Folder(PictureFiles):
             ids = [tuple(sorted(parts[split].images)) if split in parts else () for split in SPLITS]
             by = "lists of pairs: " + " and ".join(list_files(root)[part].name for part in listed)
             splits = Splits(ids[0], ids[1], by, self._problems)
-            return check_splits(root, splits, settings.val > 0, self._images), note
+            return check_splits(settings, root, splits, parts, self._images), note
         layout = find_layout(root)
         if "" in layout.parts:
             pairs = find_pairs(layout.parts[""], root, "")
@@ -99,7 +99,7 @@ class Folder(PictureFiles):
         )
         by = "folders " + " and ".join(folders[0].relative_to(root).as_posix() for _, folders in chosen.values())
         splits = Splits(train, val, by, problems)
-        return check_splits(root, splits, need_val=settings.val > 0), note
+        return check_splits(settings, root, splits, chosen), note
 
     def _add(self, images: dict[str, Path], masks: dict[str, Path], problems: list[Problem]) -> None:
         self._images |= images

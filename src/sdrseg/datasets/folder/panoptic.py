@@ -59,7 +59,7 @@ class Panoptic(PictureFiles):
             by = "files " + " and ".join(path.relative_to(root).as_posix() for path in paths.values())
             train, val = (ids.get(split, ()) for split in SPLITS)
             splits = Splits(train, val, by, self._problems)
-            splits = check_splits(root, splits, settings.val > 0, self._images)
+            splits = check_splits(settings, root, splits, ids, self._images)
         self._ids = {"train": splits.train, "val": splits.val}
         self.split_by = splits.by
         self._problems = sorted({*self._problems, *splits.problems})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeVar, get_args
 
@@ -61,19 +61,19 @@ def split_folders(folder: Path) -> dict[str, Path]:
 def choose_parts(settings: Settings, root: Path, found: Mapping[str, T], missing: str) -> tuple[dict[Split, T], str]:
     """Which of train, val and test is used for training and for evaluation; with a note if that needs an explanation.
 
-    `missing`: the name of a missing split in messages, such as "images/{}".
+    Without val and test, `check_splits` holds out a share of train. `missing`: the name of a missing split in messages,
+    such as "images/{}".
     """
     wanted = settings.score or ("test" if "test" in found and "val" not in found else "val")
     if "train" not in found:
         present = " and ".join(missing.format(part) for part in found)
         raise DataError(f"{root}: found {present}, but {missing.format('train')} is missing. Add it.")
+    if wanted not in found and settings.score:
+        remedy = f'Add it, or remove `score = "{wanted}"` from {settings.file}.'
+        raise DataError(f"{root}: found {missing.format('train')}, but {missing.format(wanted)} is missing. {remedy}")
     if wanted not in found:
-        if settings.val == 0 and not settings.score:
-            return {"train": found["train"]}, ""
-        hint = f", or write `val = 0` in {root / 'dataset.toml'} to hold out no images" if wanted == "val" else ""
-        raise DataError(
-            f"{root}: found {missing.format('train')}, but {missing.format(wanted)} is missing. Add it{hint}."
-        )
+        held = f"There is no {missing.format('val')}, so a share of {missing.format('train')} is held out."
+        return {"train": found["train"]}, held if settings.val > 0 else ""
     note = ""
     if "test" in found and "val" in found:
         other = "val" if wanted == "test" else "test"
@@ -83,13 +83,20 @@ def choose_parts(settings: Settings, root: Path, found: Mapping[str, T], missing
     return {"train": found["train"], "val": found[wanted]}, note
 
 
-def check_splits(root: Path, splits: Splits, need_val: bool, files: Mapping[str, Path] | None = None) -> Splits:
-    """Return the splits, or raise an error if one that is needed is empty. `files`: the images by id; one that both
-    splits have under different ids is held out only."""
+def check_splits(
+    settings: Settings, root: Path, splits: Splits, found: Container[object], files: Mapping[str, Path] | None = None
+) -> Splits:
+    """Return the splits, or raise an error if one that was found is empty.
+
+    `found`: the splits that exist; without val, a share of train is held out. `files`: the images by id; one that both
+    splits have under different ids is held out only.
+    """
+    if "val" not in found and (settings.val > 0 or not splits.by):
+        splits = _by_share(settings, splits)
     if files is not None:
         splits = _without_held_out(root, splits, files)
     for split, ids in (("train", splits.train), ("val", splits.val)):
-        if not ids and (split == "train" or need_val):
+        if not ids and (split == "train" or (split in found and settings.val > 0)):
             one_of_each = {problem.kind: str(problem) for problem in sorted(splits.problems, reverse=True)}
             found = f" Found: {'; '.join(one_of_each.values())}." if one_of_each else ""
             raise DataError(f"{root}: no usable image in {split} (split by {splits.by}).{found}\n{LAYOUTS}")
@@ -135,13 +142,16 @@ def list_files(folder: Path) -> dict[str, Path]:
     }
 
 
-def by_share(settings: Settings, root: Path, usable: Iterable[str], problems: list[Problem]) -> Splits:
-    """Hold out a share."""
-    ids = sorted(usable)
+def _by_share(settings: Settings, splits: Splits) -> Splits:
+    """The splits with a share of train as val."""
+    ids = sorted(splits.train)
     val = held_out(ids, settings.val, settings.seed)
-    by = f"a share of {settings.val * 100:g} % with seed {settings.seed}"
-    train = tuple(id for id in ids if id not in val)
-    return check_splits(root, Splits(train, tuple(sorted(val)), by, problems), need_val=False)
+    share = f"a share of {settings.val * 100:g} % with seed {settings.seed}"
+    return splits._replace(
+        train=tuple(id for id in ids if id not in val),
+        val=tuple(sorted(val)),
+        by=f"{splits.by} and {share}" if splits.by else share,
+    )
 
 
 def lists_or_share(
@@ -150,7 +160,8 @@ def lists_or_share(
     """Split by train.txt and val.txt if they exist (in `lists`, or the root), otherwise hold out a share."""
     found = list_files(lists or root)
     if not found:
-        return by_share(settings, root, images.keys() & masks.keys(), unpaired(images, masks)), ""
+        whole = Splits(tuple(images.keys() & masks.keys()), (), "", unpaired(images, masks))
+        return check_splits(settings, root, whole, ()), ""
     paths, note = choose_parts(settings, root, found, "{}.txt")
     by = "lists " + " and ".join(path.name for path in paths.values())
     lines: dict[Split, dict[str, int]] = {"train": {}, "val": {}}
@@ -165,7 +176,7 @@ def lists_or_share(
         )
         problems.append(Problem(str(paths["train"]), "in train and val", detail))
     splits = Splits(tuple(sorted(lines["train"])), tuple(sorted(lines["val"])), by, problems)
-    return check_splits(root, splits, need_val=settings.val > 0), note
+    return check_splits(settings, root, splits, paths), note
 
 
 def _read_list(
