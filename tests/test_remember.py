@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch
 from extend_data import QUICK, base_folder, base_run, coco_folder, masks_folder
 from runs import Quiet
 from sdrseg.datasets.batches import Batch
+from sdrseg.errors import DataError
 from sdrseg.extend.parent import read_parent
 from sdrseg.extend.remember import Views, _Survey, views_of
 from sdrseg.extend.run import extend
@@ -38,6 +40,43 @@ def test_which_channels_are_labelled(place, tmp_path):
     assert {frozenset(chain.channels(id)) for id in chain.ids if id[0] == "i"} == {frozenset(range(8))}
     folder = views_of(parent, base_folder(tmp_path / "three", 6, classes=(1, 2, 3)))
     assert folder.channels(folder.ids[0]) == {0, 1, 2, 3}
+
+
+def without_classes(root: Path) -> None:
+    (root / "dataset.toml").unlink()
+
+
+def beside_each_other(root: Path) -> None:
+    without_classes(root)
+    for mask in (root / "masks").iterdir():
+        mask.rename(root / f"images/{mask.stem}_mask.png")
+    (root / "masks").rmdir()
+    (root / "images").rename(root.with_name("moved"))
+    root.rmdir()
+    root.with_name("moved").rename(root)
+
+
+def nothing(root: Path) -> None:
+    """Masks of a class that the model does not know, with a list of classes."""
+
+
+@pytest.mark.parametrize("change", [nothing, without_classes, beside_each_other])
+def test_masks_are_not_taken_for_pictures(place, tmp_path, change):
+    folder = masks_folder(tmp_path / "orange", 9, 6)
+    change(folder)
+    views = views_of(read_parent(place / "7"), folder)
+    assert not views.labelled and {Path(id).name for id in views.ids} == {f"n{n:03}" for n in range(6)}
+    assert all(np.ptp(views.source.image(id), axis=2).any() for id in views.ids)  # coloured
+
+
+def test_masks_next_to_pictures_that_form_no_data_set_are_an_error(place, tmp_path):
+    folder = masks_folder(tmp_path / "orange", 9, 6)
+    without_classes(folder)
+    (folder / "images").rename(folder / "camera")
+    with pytest.raises(DataError, match=r"orange: masks would be taken for photographs\. Name a folder without"):
+        views_of(read_parent(place / "7"), folder)
+    shutil.rmtree(folder / "masks")
+    assert len(views_of(read_parent(place / "7"), folder).ids) == 6
 
 
 class Recorder:

@@ -5,7 +5,8 @@ The images are the old training images, if available, or a folder of images, lab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from sdrseg.config import Config
 from sdrseg.datasets import open_source
 from sdrseg.datasets.batches import Batch, survey_batches
 from sdrseg.datasets.extended import Extended
+from sdrseg.datasets.folder.pairing import MASKS, find_layout, find_pairs, named
 from sdrseg.datasets.pictures import PICTURE_SUFFIXES, read_image
 from sdrseg.datasets.source import Array, Source, Split, find_by_id
 from sdrseg.decision import Decision, decide
@@ -36,16 +38,13 @@ KEPT = {"memory", "prototypes"}
 
 
 class Pictures(Source):
-    """All pictures in a folder, without labels."""
+    """Pictures without labels."""
 
     name = "pictures"
 
-    def __init__(self, folder: Path):
+    def __init__(self, files: Mapping[str, Path]):
         self.classes = ("background", "anything")
-        found, _ = find_by_id(folder, PICTURE_SUFFIXES)
-        if not found:
-            raise DataError(f"--images {folder}: no pictures in this folder.")
-        self._files = found
+        self._files = files
 
     def ids(self, split: Split) -> tuple[str, ...]:
         return tuple(sorted(self._files)) if split == "train" else ()
@@ -83,13 +82,14 @@ def views_of(parent: Parent, images: Path | None) -> Views | None:
     names = [parent.scenario.classes[c] for c in channels]
     table = np.full(256, VOID, np.uint8)
     if images is not None:
-        source = _labelled(images, names)
-        if source is None:
-            pictures = Pictures(images)
-            return Views(pictures, pictures.ids("train"), table, False, f"pictures in {images}, labelled by the model")
-        table[: len(source.classes)] = [names.index(n) if n in names[1:] else 0 for n in source.classes]
-        ids = (*source.ids("train"), *source.ids("val"))
-        return Views(source, ids, table, True, f"labelled images in {images}")
+        source = _data_set(images)
+        ids = () if source is None else (*source.ids("train"), *source.ids("val"))
+        if source is not None and set(source.classes[1:]) & set(names[1:]):
+            table[: len(source.classes)] = [names.index(n) if n in names[1:] else 0 for n in source.classes]
+            return Views(source, ids, table, True, f"labelled images in {images}")
+        files = _pictures(images) if source is None else {id: Path(source.file(id, "image")) for id in ids}
+        pictures = Pictures(files)
+        return Views(pictures, pictures.ids("train"), table, False, f"pictures in {images}, labelled by the model")
     parts = [replace(part, train=("train",), val=()) for part in parent.parts if part.available]
     source = Extended(parent.scenario.classes, parts)
     available = set(source.ids("train"))
@@ -101,15 +101,28 @@ def views_of(parent: Parent, images: Path | None) -> Views | None:
     return Views(source, ids, table, True, "training images of the run")
 
 
-def _labelled(folder: Path, names: Sequence[str]) -> Source | None:
-    """The folder as a data set, if it labels classes of the model."""
+def _data_set(folder: Path) -> Source | None:
+    """The folder as a data set, if it is one."""
     if not folder.is_dir():
         raise DataError(f"--images {folder}: no such folder.")
     try:
-        source = open_source("folder", folder, Config())
+        return open_source("folder", folder, Config())
     except SdrsegError:
         return None
-    return source if set(source.classes[1:]) & set(names[1:]) else None
+
+
+def _pictures(folder: Path) -> dict[str, Path]:
+    """All pictures in a folder by id, without the masks if it has images and masks, but no list of classes."""
+    with suppress(DataError):
+        parts = find_layout(folder).parts
+        pairs = [find_pairs(folders, folder, f"{part}/") for part, folders in parts.items()]
+        return {id: file for some in pairs for id, file in some.images.items()}
+    found, _ = find_by_id(folder, PICTURE_SUFFIXES)
+    if not found:
+        raise DataError(f"--images {folder}: no pictures in this folder.")
+    if masks := named(folder, MASKS, pictures=True):
+        raise DataError(f"--images {folder}: {masks.name} would be taken for photographs. Name a folder without masks.")
+    return found
 
 
 def remembered(parent: Parent) -> set[str]:
