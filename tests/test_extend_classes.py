@@ -291,7 +291,10 @@ def test_branches_count_the_same_pixels_if_one_removed_a_class(removed, tmp_path
 def test_old_images_of_a_class_that_is_added_again_are_images_of_the_new_one(place, tmp_path):
     """What the old images label is the class in its new channel: false alarms there count, and the pixels that the old
     channel claimed in background were never known to be right."""
-    done = extend(place / "without", place / "black", tmp_path / "again", **GIVEN)
+    shutil.copytree(place / "black", tmp_path / "black")
+    for file in (tmp_path / "black/images").iterdir():  # other files: the same photographs would count once
+        Image.open(file).save(file, compress_level=0)
+    done = extend(place / "without", tmp_path / "black", tmp_path / "again", **GIVEN)
     job = reopen_job(tmp_path / "again", read_parent(tmp_path / "again").config)
     step = job.scenario[-1]
     first = [id for id in step.test_ids if id.startswith("step1/")]
@@ -300,6 +303,25 @@ def test_old_images_of_a_class_that_is_added_again_are_images_of_the_new_one(pla
     assert step.channels[8] != step.channels[7] and [one["name"] for one in done.result["new"]] == ["black"]
     assert not {one["id"] for one in done.result["regressions"]} & set(first)
     assert all(r["same"] for r in score_again(tmp_path / "again"))
+
+
+def test_a_photograph_counts_once_if_its_folder_is_added_again(place, tmp_path):
+    """Copies in another folder, too, and also in later extensions."""
+    shutil.copytree(place / "black", tmp_path / "copies")
+    for run, folder in (("again", place / "black"), ("copied", tmp_path / "copies")):
+        done = extend(place / "without", folder, tmp_path / run, method="ft", **GIVEN)
+        (held_out,) = json.loads((tmp_path / run / "scenario.json").read_text())["steps"][2:]
+        names = [Path(id).name for id in held_out["test_ids"] if id.startswith("step")]
+        assert len(set(names)) == len(names) == done.result["held_out_images"] > 0
+        assert done.result["old_images"] == len(old_masks(place))
+        (note,) = [note for note in done.notes if "also held out in a later folder" in note]
+        first = place / f"black/images/{min(names)}.png"
+        assert f"{len(names)} old test images are also held out in a later folder, such as {first} (" in note
+        listed = [Path(one["id"]).name for one in done.result["false_alarms"]]
+        assert len(set(listed)) == len(listed)
+    more = extend(tmp_path / "again", place / "white", tmp_path / "more", method="ft", **GIVEN)
+    assert more.result["old_images"] == len(old_masks(place)) + len(names)
+    assert all(r["same"] for r in score_again(tmp_path / "more"))
 
 
 @pytest.mark.parametrize(("method", "least"), [("laps-softmax", 25), ("mib", 50)])

@@ -183,6 +183,10 @@ class Extended(Source):
         part, source = self._opened[number]
         return source.mask_content(own_id) + source.coding.encode() + part.table.tobytes()
 
+    def part_of(self, id: str) -> int:
+        """The number of the part that an image belongs to, among those that are available."""
+        return self._origin[id][0]
+
     def labelled(self, id: str) -> frozenset[int] | None:
         labelled = self._opened[self._origin[id][0]][0].labelled
         return None if labelled is None else frozenset(labelled)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from sdrseg.datasets.extended import Part
-from sdrseg.datasets.source import Source
 from sdrseg.engine.job import Job
 from sdrseg.errors import quantity
+from sdrseg.extend.olddata import same_images
 from sdrseg.extend.parent import Parent
 from sdrseg.extend.plan import WITHOUT_MEMORY, Plan
 from sdrseg.methods import Method
@@ -34,31 +32,31 @@ def old_data_notes(parent: Parent, replay: tuple[Part, Sequence[str]] | None) ->
 
 
 def repeated_notes(plan: Plan) -> list[str]:
-    """A note if old test images are also among the new training images, as copies under any name."""
-    new, old = (_files_by_size(plan.source, ids) for ids in (plan.new.train_ids, plan.parent.test_ids))
-    trained = {_digest(file): file for size in new.keys() & old.keys() for file in new[size]}
-    again = [file for size in new.keys() & old.keys() for file in old[size] if _digest(file) in trained]
-    if not again:
-        return []
-    one = min(again)
-    return [
-        f"{quantity(len(again), 'old test image')} {'is' if len(again) == 1 else 'are'} also among the new training "
-        f"images, such as {one} ({trained[_digest(one)].name}), so the scores of old classes may be too optimistic. "
-        f"Leave them out of one of the two folders."
-    ]
+    """Notes if old test images are also among the new images, as copies under any name."""
+    notes = []
+    if found := plan.left_out:
+        one = min(found)
+        are, count = ("is", "it counts") if len(found) == 1 else ("are", "they count")
+        notes.append(
+            f"{quantity(len(found), 'old test image')} {are} also held out in a later folder, such as "
+            f"{_file(plan, one)} ({_file(plan, found[one]).name}), so {count} once, with the labels of that folder."
+        )
+    trained, old = set(plan.new.train_ids), set(plan.parent.test_ids)
+    groups = same_images(plan.source, [*trained, *old])
+    again = {id: min(trained.intersection(same)) for same in groups if trained & {*same} for id in old & {*same}}
+    if again:
+        one = min(again)
+        are = "is" if len(again) == 1 else "are"
+        notes.append(
+            f"{quantity(len(again), 'old test image')} {are} also among the new training images, such as "
+            f"{_file(plan, one)} ({_file(plan, again[one]).name}), so the scores of old classes may be too optimistic. "
+            f"Leave them out of one of the two folders."
+        )
+    return notes
 
 
-def _files_by_size(source: Source, ids: Iterable[str]) -> dict[int, list[Path]]:
-    """The image files by their size in bytes; generated images have none."""
-    found: dict[int, list[Path]] = defaultdict(list)
-    for id in ids:
-        if (file := Path(source.file(id, "image"))).is_file():
-            found[file.stat().st_size].append(file)
-    return found
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def _file(plan: Plan, id: str) -> Path:
+    return Path(plan.source.file(id, "image"))
 
 
 def memory_notes(method: str, uses: Set[str], known: Set[str], available: bool, images: str | Path | None) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from sdrseg.config import Config
 from sdrseg.datasets import open_source
 from sdrseg.datasets.extended import Extended, Part
 from sdrseg.datasets.index import class_index
+from sdrseg.datasets.source import Source
 from sdrseg.errors import SdrsegError, quantity
 from sdrseg.labels import VOID
 from sdrseg.scenario import SOURCES, Scenario
@@ -132,3 +135,24 @@ def _changed(source: Extended, wanted: Set[str], digests: dict[str, str]) -> set
             now = {part.prefix + id: digest for id, digest in class_index(plain, split).digest_by_id.items()}
             changed -= {id for id in changed & now.keys() if now[id] == digests.get(id)}
     return changed
+
+
+def same_images(source: Source, ids: Iterable[str]) -> list[list[str]]:
+    """Images whose files have the same content, under any name; generated images have no files."""
+    by_size: dict[int, list[str]] = defaultdict(list)
+    for id in ids:
+        if (file := Path(source.file(id, "image"))).is_file():
+            by_size[file.stat().st_size].append(id)
+    by_content: dict[bytes, list[str]] = defaultdict(list)
+    for id in (id for some in by_size.values() if len(some) > 1 for id in some):
+        by_content[hashlib.sha256(Path(source.file(id, "image")).read_bytes()).digest()].append(id)
+    return [same for same in by_content.values() if len(same) > 1]
+
+
+def in_later_folders(source: Extended, ids: Iterable[str]) -> dict[str, str]:
+    """The images that a folder of a later step contains as well: the id there, by id."""
+    found: dict[str, str] = {}
+    for same in same_images(source, ids):
+        last = max(same, key=source.part_of)
+        found |= {id: last for id in same if source.part_of(id) < source.part_of(last)}
+    return found

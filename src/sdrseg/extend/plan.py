@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from sdrseg.engine.job import read_masks
 from sdrseg.errors import UsageError
 from sdrseg.extend.by_size import EPOCHS, SCORES, settings_by_size
 from sdrseg.extend.newdata import NewData
+from sdrseg.extend.olddata import in_later_folders
 from sdrseg.extend.parent import Parent
 from sdrseg.extend.removed import added_again
 from sdrseg.labels import VOID
@@ -111,6 +112,7 @@ class Plan:
     indexes: dict[Split, ClassIndex]
     scenario: Scenario
     replayed: int  # the number of old training images
+    left_out: Mapping[str, str]  # old test images that a later folder holds out as well: the id there, by id
 
     @property
     def step(self) -> Step:
@@ -129,6 +131,8 @@ def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]]
     parts = [*parent.parts, *new.parts, *([replay[0]] if replay is not None else [])]
     source = Extended(new.classes, parts, parent.score_background)
     indexes = read_masks(source)
+    left_out = in_later_folders(source, (*parent.test_ids, *new.val_ids))
+    parent = replace(parent, test_ids=tuple(id for id in parent.test_ids if id not in left_out))
     before = parent.scenario[-1]
     channels = before.channels + new.new
     position = {c: i for i, c in enumerate(channels)}
@@ -148,14 +152,14 @@ def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]]
         future=tuple(c for c in range(len(new.classes)) if c not in position),
         train_ids=tuple(sorted((*new.train_ids, *replayed))),
         val_ids=new.val_ids,
-        test_ids=tuple(sorted({*shown, *new.val_ids})),
+        test_ids=tuple(sorted({*shown, *new.val_ids} - left_out.keys())),
         train_table=train_table,
         val_table=test_table,
         test_table=test_table,
     )
     steps = (*parent.scenario.steps, step)
     scenario = Scenario(chain_spec(steps, new.classes, new.protocol), new.classes, steps, ())
-    return Plan(parent, new, source, indexes, scenario, len(replayed))
+    return Plan(parent, new, source, indexes, scenario, len(replayed), left_out)
 
 
 def chain_spec(steps: Sequence[Step], classes: Sequence[str], protocol: str) -> Spec:
