@@ -142,6 +142,21 @@ def test_branches_with_different_old_images_are_told_apart(place, moved):
     assert found["mean"] == {key: white[key] for key in ("fork", "first", "second")}  # scored in all of them
 
 
+def test_the_same_command_resumes_when_moved_data_are_back(place, moved):
+    """Without a memory or old images the method was sdr; now the default would be another one."""
+    given = {"settings": QUICK, "display": Quiet()}
+    first = extend(moved / "run", place / "white", moved / "again", **given)
+    assert first.method == "sdr"
+    shutil.copytree(moved / "moved", moved / "base")
+    assert extend(moved / "run", place / "white", moved / "new", **given).method == "laps-softmax"
+    second = extend(moved / "run", place / "white", moved / "again", **given)
+    assert second.method == "sdr" and second.result == first.result
+    assert "the test images of step 0 are not used, as when this extension was begun." in second.notes
+    assert "the method is sdr, as when this extension was begun." in second.notes
+    with pytest.raises(SdrsegError, match="method: 'ft', 'sdr'"):
+        extend(moved / "run", place / "white", moved / "again", **given, method="ft")
+
+
 def test_old_data_can_be_those_of_a_later_step(place, moved):
     shutil.copytree(place / "white", moved / "snow")
     extend(place / "run", moved / "snow", moved / "two", **GIVEN)

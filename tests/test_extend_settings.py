@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import sdrseg
 from extend_data import QUICK, base_run, coco_folder, masks_folder
 from runs import Quiet
 from sdrseg.engine.rescore import score_again
+from sdrseg.errors import SdrsegError
 from sdrseg.extend.history import change_classes, rollback
 from sdrseg.extend.parent import read_parent
 from sdrseg.extend.plan import make_config
@@ -53,6 +55,27 @@ def test_only_a_learning_rate_that_was_set_is_kept(place, tmp_path):
     extend(place / "8", masks_folder(tmp_path / "orange", 9), tmp_path / "9", settings=QUICK, display=Quiet())
     assert rate(tmp_path / "9") == 1e-4  # set two extensions ago
     assert rate(tmp_path / "9", 1) == pytest.approx(0.005)
+
+
+def test_what_follows_from_another_method_or_class_is_not_listed(place, tmp_path):
+    """Settings that the user set are."""
+    masks_folder(tmp_path / "data", 9, 90)  # so many that other settings are usual
+    given = {"method": "ft", "settings": QUICK, "display": Quiet()}
+    extend(place / "run", place / "white", tmp_path / "out", **given)
+    end = r"\. Choose another folder with --out, or use the same options to resume\.$"
+    for data, changed, differences in (
+        (place / "white", {"method": "sdr"}, "method: 'sdr', 'ft'"),
+        (tmp_path / "data", {}, "spec: '[^']*orange[^']*', '[^']*white[^']*'"),
+        (place / "white", {"settings": QUICK | {"optim.clip": 3.0}}, "optim.clip: 3.0, [0-9.]+"),
+        (
+            place / "white",
+            {"method": "sdr", "settings": QUICK | {"optim.clip": 3.0}},
+            "method: 'sdr', 'ft'; optim.clip: .*",
+        ),
+    ):
+        with pytest.raises(SdrsegError) as error:
+            extend(place / "run", data, tmp_path / "out", **{**given, **changed})
+        assert re.search(rf"\(now, in the folder\): {differences}{end}", str(error.value)), str(error.value)
 
 
 def test_a_learning_rate_in_a_file_counts_as_set(place, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -53,9 +53,10 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
-        self._is_existing(identity, config)
+        chosen = (facts or {}).get("set", ())
+        self._is_existing(identity, config, chosen)
         self._take_lock()
-        if not self._is_existing(identity, config):  # again: another process may have started the run
+        if not self._is_existing(identity, config, chosen):  # again: another process may have started the run
             saved = {**identity, "format": FORMAT, **(facts or {}), "config": config.to_dict()}
             write_json(self.path / "config.json", saved)
             return False
@@ -63,8 +64,11 @@ class RunFolder:
             sweep(folder)
         return True
 
-    def _is_existing(self, identity: dict[str, Any], config: Config) -> bool:
-        """Whether this run exists; raises an error if the folder contains anything else. Nothing is written."""
+    def _is_existing(self, identity: dict[str, Any], config: Config, chosen: Collection[str]) -> bool:
+        """Whether this run exists; raises an error if the folder contains anything else. Nothing is written.
+
+        `chosen`: the settings that the user set, if they are known.
+        """
         own = [self.path / name for name in (".lock", "log.jsonl", "state", "steps", "tensorboard")]
         for path in (*own, *self.path.glob("steps/*")):
             if path.is_symlink():
@@ -86,7 +90,11 @@ class RunFolder:
         changed = [
             f"{key}: {value!r}, {saved.get(key)!r}" for key, value in identity.items() if saved.get(key) != value
         ]
-        changed += config.differences(saved_config(saved["config"], str(self.path / "config.json")))
+        others = config.differences(saved_config(saved["config"], str(self.path / "config.json")))
+        if changed:  # other defaults follow from another method or scenario
+            known = {*chosen, *saved.get("set", ())}
+            others = [difference for difference in others if difference.partition(": ")[0] in known]
+        changed += others
         if changed:
             raise SdrsegError(
                 f"{self.path} is a run of another configuration (now, in the folder): {'; '.join(changed)}. "

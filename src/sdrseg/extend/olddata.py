@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,10 +30,15 @@ class OldData:
 
 
 def find_old_data(
-    parts: Sequence[Part], scenario: Scenario, digests: dict[str, str], old_data: Path | None = None
+    parts: Sequence[Part],
+    scenario: Scenario,
+    digests: dict[str, str],
+    old_data: Path | None = None,
+    missing: Collection[str] = (),
 ) -> OldData:
     """Open the data sets and compare their masks with the digests of those that were scored.
 
+    `missing`: the prefixes of data sets that are not used because they were gone when the extension was begun.
     `old_data`: where the data of step 0 are now, or those of a later step that are gone. An imported model has none,
     so these become its test images.
     """
@@ -50,6 +55,10 @@ def find_old_data(
     for part in parts:
         others = tuple(p.prefix for p in parts if p.prefix and p is not part)
         wanted = {id for id in scored if id.startswith(part.prefix) and (part.prefix or not id.startswith(others))}
+        if part.prefix in missing and old_data is None:
+            examined.append(replace(part, available=False))
+            notes.append(f"the test images of step {part.step} are not used, as when this extension was begun.")
+            continue
         try:
             source = _open(part, scenario.classes)
             changed = _changed(source, wanted, digests)

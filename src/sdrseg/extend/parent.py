@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,11 @@ class Parent:
             raise UsageError(f"--out {out}: {self.folder.path} must not be changed. Choose a folder outside it.")
 
 
-def read_parent(model: Path, step: int | None = None, old_data: Path | None = None) -> Parent:
-    """The last finished step of a run, or `step`. `old_data`: where its old data are now (`find_old_data`)."""
+def read_parent(
+    model: Path, step: int | None = None, old_data: Path | None = None, missing: Collection[str] = ()
+) -> Parent:
+    """The last finished step of a run, or `step`. `old_data`: where its old data are now; `missing`: those that were
+    gone when an extension was begun (`find_old_data`)."""
     if model.is_file():
         raise UsageError(f"{model}: a file cannot be extended. Name the folder of a run, or a step of it.")
     step_folder, run = find_step(model, step)
@@ -86,7 +90,7 @@ def read_parent(model: Path, step: int | None = None, old_data: Path | None = No
     else:
         known = [_first_part(folder, scenario, config)]
     digests = scenario_file["mask_digests"]
-    found = find_old_data(known, scenario, digests, old_data)
+    found = find_old_data(known, scenario, digests, old_data, missing)
     unfinished = unfinished_note(model, step)
     if meta["method"] == IMPORTED and found.test_ids:  # not scored yet
         scenario = replace(scenario, steps=(replace(scenario[0], val_ids=found.test_ids, test_ids=found.test_ids),))

@@ -16,6 +16,7 @@ from sdrseg.datasets.extended import Extended, Part
 from sdrseg.datasets.index import ClassIndex
 from sdrseg.datasets.source import Split
 from sdrseg.decision import Decision
+from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.job import read_masks
 from sdrseg.errors import UsageError
 from sdrseg.extend.by_size import EPOCHS, SCORES, settings_by_size
@@ -24,7 +25,7 @@ from sdrseg.extend.olddata import in_later_folders
 from sdrseg.extend.parent import Parent
 from sdrseg.extend.removed import added_again
 from sdrseg.labels import VOID
-from sdrseg.methods import find_method, method_layers, own_sections, resolve_method
+from sdrseg.methods import METHODS, find_method, method_layers, own_sections, resolve_method
 from sdrseg.scenario import Scenario, Step, parse_spec
 from sdrseg.scenario.spec import Spec
 
@@ -35,6 +36,15 @@ WITHOUT_MEMORY = "sdr"
 METHODS_FOR = {"softmax": "laps-softmax, sdr, mib or ft", "sigmoid": "laps", "sigmoid_all": "lwf-mc"}
 
 
+def begun_method(parent: Parent, out: Path) -> str | None:
+    """The method of an extension of this model that was begun in a folder: the same command resumes it."""
+    saved = RunFolder(out).read_json("config.json") if (out / "config.json").exists() else None
+    extends = {"model": parent.sha256, "step": parent.step}
+    if not isinstance(saved, dict) or saved.get("extends") != extends or saved.get("method") not in METHODS:
+        return None
+    return str(saved["method"])
+
+
 def choose_method(parent: Parent, name: str | None, memory: bool) -> str:
     """The named method, or the default for the model. `memory`: there is a memory, or there are images to make one."""
     if name is not None:
@@ -43,11 +53,16 @@ def choose_method(parent: Parent, name: str | None, memory: bool) -> str:
     return WITHOUT_MEMORY if best == "laps-softmax" and not memory else best
 
 
-def method_notes(parent: Parent, name: str | None, chosen: str) -> list[str]:
-    """A note if the default for the model was not possible. `name`: the method that the user named."""
+def method_notes(parent: Parent, name: str | None, begun: str | None, chosen: str) -> list[str]:
+    """A note if the default for the model was not possible.
+
+    `name`: the method that the user named; `begun`: that of the extension to resume.
+    """
     best = DEFAULTS[parent.decision]
     if name is not None or chosen == best:
         return []
+    if begun is not None:
+        return [f"the method is {chosen}, as when this extension was begun."]
     moved = "--old-data PATH if the old data have moved, or " if parent.scenario[0].train_ids else ""
     return [
         f"the method is {chosen}, not the default {best}: the model has no memory of the old classes, and their "

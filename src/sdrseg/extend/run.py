@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sdrseg.config import Config, read_settings, write_setting
-from sdrseg.datasets.extended import write_chain
+from sdrseg.datasets.extended import CHAIN, read_chain, write_chain
 from sdrseg.datasets.index import map_with_threads
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.class_weights import require_class_weights
@@ -21,7 +21,7 @@ from sdrseg.extend.forecast import Forecast, forecast
 from sdrseg.extend.newdata import Protocol, Unlabelled, read_new_data
 from sdrseg.extend.notes import label_notes, memory_notes, old_data_notes, repeated_notes
 from sdrseg.extend.parent import Parent, copy_steps, read_parent
-from sdrseg.extend.plan import Plan, choose_method, make_config, make_plan, method_notes
+from sdrseg.extend.plan import Plan, begun_method, choose_method, make_config, make_plan, method_notes
 from sdrseg.extend.remember import Views, make_memory, needed, remembered, views_of
 from sdrseg.extend.removed import added_again
 from sdrseg.extend.replay import read_replay
@@ -81,7 +81,7 @@ def extend(
     `old_data`: old data that have moved, or labelled test images of an imported model. The run is only read.
     """
     folder, out, limits = Path(data), Path(out), Limits(max_forgetting, min_new_iou)
-    parent = read_parent(Path(model), step, None if old_data is None else Path(old_data))
+    parent = read_parent(Path(model), step, None if old_data is None else Path(old_data), _missing(out))
     _require_options(parent, out, unlabelled, negatives, protocol)
     classes = [classes] if isinstance(classes, str) else classes
     new = read_new_data(parent, folder, classes, unlabelled=unlabelled, negatives=negatives, protocol=protocol)
@@ -91,7 +91,8 @@ def extend(
     if views is None and replay is not None:
         views = views_of(parent, Path(replay))
     known = remembered(parent)
-    name = choose_method(parent, method, "memory" in known or views is not None)
+    begun = begun_method(parent, out)
+    name = choose_method(parent, method or begun, "memory" in known or views is not None)
     configured = partial(make_config, parent, name, len(new.train_ids), new.held_out > 0, replayed=plan.replayed)
     file = None if config_file is None else Path(config_file)
     config = configured(file, settings)
@@ -102,7 +103,12 @@ def extend(
     built = job.method(config.of_step(plan.step.number), job.processes)
     built.require_state(parent.folder.load_memory(parent.step))
     uses = needed(built)
-    notes = [*new.notes, *old_data_notes(parent, more), *repeated_notes(plan), *method_notes(parent, method, name)]
+    notes = [
+        *new.notes,
+        *old_data_notes(parent, more),
+        *repeated_notes(plan),
+        *method_notes(parent, method, begun, name),
+    ]
     notes += without_effect(job, usual)
     notes += [*memory_notes(name, uses, known, views is not None, images), *label_notes(job, plan)]
     if not job.folder.has_model(plan.step.number):
@@ -134,6 +140,12 @@ def extend(
     printed = [*notes, *(before.sentences() if before is not None else [])]
     summary = carry_out(job, _identity(job, plan), notes=printed, prepare=begin, after_step=after_step)
     return Extension(out, plan.step.number, name, tuple(notes), result.get("forecast"), result, summary)
+
+
+def _missing(out: Path) -> list[str]:
+    """The prefixes of the data that were gone when an extension was begun in this folder: it goes on without them."""
+    parts = read_chain(out)["parts"] if (out / CHAIN).exists() else []
+    return [part.prefix for part in parts if not part.available]
 
 
 def _require_options(
