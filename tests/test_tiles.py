@@ -17,6 +17,7 @@ from extend_data import SMALL, base_folder
 from formats import save, save_heic
 from runs import Quiet
 from sdrseg.datasets.shapes import Shapes
+from sdrseg.engine.rescore import score_again
 from sdrseg.engine.run import train
 from sdrseg.errors import DataError
 from sdrseg.predict.images import pixels_of
@@ -152,12 +153,12 @@ def test_scoring_in_strips_or_in_small_batches_counts_the_same(trained, monkeypa
     """Images that are too large to be scored whole, or many at a time, are scored like others."""
     import sdrseg.engine.evaluate as evaluate
 
-    whole = evaluate.score_again(trained)
+    whole = score_again(trained)
     assert all(step["same"] for step in whole)
     monkeypatch.setattr(evaluate, "SMALL", 1)
-    assert evaluate.score_again(trained) == whole
+    assert score_again(trained) == whole
     monkeypatch.setattr(evaluate, "LARGEST", 1)
-    assert evaluate.score_again(trained) == whole
+    assert score_again(trained) == whole
 
 
 def test_large_images_are_scored_as_they_are_predicted(trained, monkeypatch):
