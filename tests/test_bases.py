@@ -262,10 +262,16 @@ def test_a_base_is_added_whole_or_not_at_all_and_never_replaced(finished, tmp_pa
     store.save(key, {name: -tensor for name, tensor in model.items()}, memory, {})  # trained by two at the same time
     assert all(torch.equal(tensor, model[name]) for name, tensor in store.load(key)[0].items())
     assert [p.name for p in store.folder.iterdir()] == [key]
-    (tmp_path / "half" / key).mkdir(parents=True)
-    (tmp_path / "half" / key / "mine").write_text("mine")
-    with pytest.raises(SdrsegError, match="not a whole base"):
-        BaseStore(tmp_path / "half").save(key, model, memory, {})
+    half = BaseStore(tmp_path / "half")
+    shutil.copytree(store.folder / key, half.folder / key)
+    (half.folder / key / "meta.json").unlink()  # of a process that was killed
+    half.save(key, model, memory, {})
+    assert half.load(key)[0].keys() == model.keys() and [p.name for p in half.folder.iterdir()] == [key]
+    (half.folder / key / "meta.json").unlink()
+    (half.folder / key / "mine").write_text("mine")
+    with pytest.raises(SdrsegError, match=r"cannot be written .* Remove it if it exists"):
+        half.save(key, model, memory, {})
+    assert (half.folder / key / "mine").read_text() == "mine"
 
 
 def test_a_result_says_if_its_base_was_rounded(finished, tmp_path):

@@ -40,6 +40,8 @@ def test_groups_may_be_iterators():
     config = make_config("ft")
     names = [name for name, _ in build_network(config.net, N_OLD).named_parameters() if not name.startswith("encoder")]
     assert len(found.param_groups[0]["params"]) == len(names) > 0
+    some = optimiser_of(lambda net, a, b: [{"params": [], "lr": a}, {"params": [net.classifier.bias], "lr": b}])
+    assert len(some.param_groups) == 1
     one = optimiser_of(lambda net, a, b: [{"params": net.classifier.weight, "lr": b, "weight_decay": 0.5}])
     assert len(one.param_groups[0]["params"]) == 1 and one.param_groups[0]["weight_decay"] == 0.5
 
@@ -50,7 +52,7 @@ def test_groups_may_be_iterators():
         (lambda net, a, b: [], r"parameter_groups returns \[\]"),
         (lambda net, a, b: net.decoder_parameters(), "parameter_groups returns <generator"),
         (lambda net, a, b: [{"params": list(net.parameters())}], 'a group 1 without "params" or "lr"'),
-        (lambda net, a, b: [{"params": [net.classifier.bias], "lr": a}, {"params": iter(()), "lr": b}], "in group 2"),
+        (lambda net, a, b: [{"params": iter(()), "lr": a}, {"params": [], "lr": b}], "no parameter in any group"),
         (
             lambda net, a, b: [{"params": net.parameters(), "lr": a}, {"params": [net.classifier.bias], "lr": b}],
             r"names classifier\.bias twice",
@@ -105,6 +107,28 @@ def test_mistakes_in_the_state_are_named_before_a_step_is_trained(tmp_path, monk
         run(tmp_path / "run", kind.name)
     assert [p.name for p in (tmp_path / "run/steps").glob("*/meta.json")] == ["meta.json"] * done
     assert not list((tmp_path / "run").glob("state/*"))
+
+
+class Surveying(Method):
+    """Makes what it remembers in the survey, as docs/add-a-method.md says."""
+
+    name = "surveying"
+    summary = "sums of a survey"
+    own_step0 = True
+
+    def begin_survey(self, when):
+        self.sums = torch.zeros(())
+
+    def survey(self, batch, student, teacher):
+        self.sums += student.features.mean()
+
+    def state_dict(self):
+        return super().state_dict() | {"surveying.sums": self.sums}
+
+
+def test_state_may_be_made_in_the_survey(tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "surveying", Surveying)
+    assert run(tmp_path / "run", "surveying")["steps"] == 3
 
 
 def test_labels_instead_of_a_batch_are_named(monkeypatch):

@@ -341,6 +341,29 @@ def test_later_steps_have_the_memory_of_step_0(tmp_path, monkeypatch):
     assert len(alive) == 2 and left == [0, 0, 0]
 
 
+def test_a_step_0_that_another_process_finished_meanwhile_is_not_that_of_step_1(tmp_path, monkeypatch):
+    import sdrseg.engine.run as engine
+
+    class EnoughError(Exception):
+        pass
+
+    def stop(score):
+        raise EnoughError
+
+    real, given = engine.assemble, {"settings": parse_settings(TINY), "bases": tmp_path / "bases", "display": Quiet()}
+
+    def assemble(*parts):
+        monkeypatch.setattr(engine, "assemble", real)
+        with pytest.raises(EnoughError):  # the other process
+            train(SPEC, "ft", tmp_path / "run", **given, after_step=stop)
+        return real(*parts)
+
+    monkeypatch.setattr(engine, "assemble", assemble)
+    train(SPEC, "ft", tmp_path / "run", **given)
+    run(tmp_path / "whole", "ft", bases=tmp_path / "other")
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("years of work")

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.torch import load_file
 from torch import equal
 
-from extend_data import QUICK, SIDE, base_folder, base_run, coco_folder, mask_of, masks_folder, new_scenes
+from extend_data import NAMES, QUICK, SIDE, base_folder, base_run, coco_folder, mask_of, masks_folder, new_scenes
 from formats import save, write
 from runs import Quiet
 from sdrseg.errors import SdrsegError
@@ -77,6 +78,20 @@ def test_old_test_images_in_the_new_folder_are_named(place, tmp_path):
     assert found.startswith(
         f"2 old test images are also among the new training images, such as {old[0]} ({trained[0]}.png)"
     )
+
+
+@pytest.mark.parametrize("protocol", ["overlapped", "sequential"])
+def test_old_images_with_one_more_class_still_measure_forgetting(place, tmp_path, protocol):
+    """The same photographs are held out again, because their names are the same."""
+    shutil.copytree(place / "base", tmp_path / "more")
+    for file in sorted((tmp_path / "more/masks").iterdir())[::2]:
+        mask = np.array(Image.open(file))
+        mask[:6, -6:] = 7
+        save(file, mask)
+    write(tmp_path / "more/dataset.toml", f"classes = {list(NAMES[:8])}\n")
+    given = {"classes": ["white"], "method": "ft", "protocol": protocol, "settings": QUICK, "display": Quiet()}
+    done = extend(place / "run", tmp_path / "more", tmp_path / "out", max_forgetting=100.0, **given)
+    assert done.result["old_images"] == 12 and done.result["forgetting"] is not None and done.met
 
 
 def test_images_without_a_mask_are_counted(place, tmp_path):

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from extend_data import QUICK, base_folder, base_run, coco_folder, masks_folder
+from extend_data import QUICK, SIDE, base_folder, base_run, coco_folder, masks_folder
+from formats import save
 from runs import Quiet
 from sdrseg.datasets.batches import Batch
 from sdrseg.errors import DataError
 from sdrseg.extend.parent import read_parent
-from sdrseg.extend.remember import Views, _Survey, views_of
+from sdrseg.extend.remember import Views, _pictures, _Survey, views_of
 from sdrseg.extend.run import extend
 from sdrseg.labels import VOID
 from sdrseg.methods.laps_softmax import LAPSSoftmax
@@ -67,6 +68,21 @@ def test_masks_are_not_taken_for_pictures(place, tmp_path, change):
     views = views_of(read_parent(place / "7"), folder)
     assert not views.labelled and {Path(id).name for id in views.ids} == {f"n{n:03}" for n in range(6)}
     assert all(np.ptp(views.source.image(id), axis=2).any() for id in views.ids)  # coloured
+
+
+def test_only_masks_are_left_out_of_pictures(tmp_path):
+    """Not the second photograph of each pair, nor photographs in further folders."""
+    colours = np.full((SIDE, SIDE, 3), 40, np.uint8)
+    for name in ("a.png", "a_l.png", "b.png", "b_l.png"):
+        save(tmp_path / f"stereo/{name}", colours)
+    found, masks = _pictures(tmp_path / "stereo")
+    assert len(found) == 4 and masks == 0
+    for name in ("images/a.png", "images/b.png", "more/c.png"):
+        save(tmp_path / f"beside/{name}", colours)
+    for name in ("a", "b"):
+        save(tmp_path / f"beside/masks/{name}.png", colours[..., 0])
+    found, masks = _pictures(tmp_path / "beside")
+    assert sorted(file.name for file in found.values()) == ["a.png", "b.png", "c.png"] and masks == 2
 
 
 def test_masks_next_to_pictures_that_form_no_data_set_are_an_error(place, tmp_path):

@@ -100,6 +100,12 @@ def test_a_result_is_written_once_and_never_replaced(scored_twice, tmp_path):
         read_cell(file)
 
 
+def test_results_of_earlier_versions_can_be_read(scored_twice, tmp_path):
+    cell = cell_of(scored_twice)
+    (tmp_path / "old.json").write_text(json.dumps({k: v for k, v in cell.items() if k != "scored_images"}))
+    assert read_cell(tmp_path / "old.json") == {**cell, "scored_images": None}
+
+
 def test_a_run_that_is_not_finished_has_no_result(scored_twice, tmp_path, sdrseg):
     bare = without_models(scored_twice, tmp_path / "bare")
     code, out, _ = sdrseg("result", bare)

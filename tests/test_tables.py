@@ -473,10 +473,14 @@ def test_a_setting_that_adds_a_term_to_rows_without_it_is_named():
     (note,) = kept_settings(paper_table("ablation"), {"kd.weight": 5.0, "train.epochs": 3})
     assert note.endswith(": without kd.weight in the paper; kd.weight=5.0 adds this term.")
     for row in paper_table("ablation").rows:
-        if row.method is not None:
+        if row.method is not None and row.paper:
             has = METHODS[row.method].values().get("kd.weight")
             assert (f"{row.name}," in note or f"{row.name}:" in note) == (has is None or has.value == 0), row.name
     assert kept_settings(paper_table("ablation"), {"kd.weight": 0.0}) == ()
+    notes = kept_settings(paper_table("activation-histogram"), {"sp.weight": 0.1})
+    assert notes and not any("adds this term" in note for note in notes)  # its rows have weights of their own
+    (note,) = kept_settings(paper_table("voc"), {"sp.weight": 0.1})
+    assert "LAPS" not in note and note.startswith("FT, ")
 
 
 def test_there_is_no_minus_before_zero():

@@ -275,6 +275,9 @@ def test_the_command_marks_an_oracle_and_resumes(tmp_path, sdrseg):
     code, _, err = sdrseg(*command, "--trials", 3, "--range", "pm.weight=0.1|1.0")
     assert code == 2
     assert "(now, in the folder): ranges: 'kd.weight=0.1:5:log, pm.weight=0.1|1.0', 'kd.weight=0.1:5:log'" in err
+    file = tmp_path / "tune/search.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "ranges"}))
+    assert sdrseg(*command, "--trials", 2)[0] == 0  # a search of an earlier version
     assert json.loads((tmp_path / "tune/tune.json").read_text())["trials"] == again["trials"]
 
 

@@ -141,11 +141,15 @@ class BaseStore:
         with TemporaryDirectory(prefix=".new-", dir=self.folder) as new:
             made = Path(new) / key
             write_base(made, {**facts, "key": key}, model, memory)
+            target = self.folder / key
             try:
-                made.rename(self.folder / key)
+                if target.is_dir() and not self.has(key) and all(map(_is_part, target.iterdir())):
+                    target.rename(Path(new) / "remains")  # of a process that was killed
+                made.rename(target)
             except OSError as error:
                 if not self.has(key):
-                    raise SdrsegError(f"{self.folder / key}: not a whole base. Remove this folder.") from error
+                    why = error.strerror
+                    raise SdrsegError(f"{target}: cannot be written ({why}). Remove it if it exists.") from error
 
     def import_from(self, folder: Path) -> str:
         """Copy an exported base into the store unless it exists; returns its key."""
@@ -155,6 +159,11 @@ class BaseStore:
         facts["rounded"] = bool(meta.get("half") or meta.get("rounded"))
         self.save(key, parts["model"], parts["memory"], facts)
         return key
+
+
+def _is_part(file: Path) -> bool:
+    """Whether a file of a base has a name that is written there."""
+    return bool(re.fullmatch(r"(model|memory)-\d+\.safetensors|score-\w+\.json|\..*\.tmp", file.name))
 
 
 def write_base(

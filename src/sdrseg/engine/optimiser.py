@@ -60,8 +60,6 @@ def _sound(method: Method, network: Network, encoder: float, decoder: float) -> 
         if not isinstance(group, Mapping) or not {"params", "lr"} <= group.keys():
             raise error(f'has a group {number} without "params" or "lr"')
         params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-        if not params:
-            raise error(f"has no parameter in group {number}")
         for parameter in params:
             if not isinstance(parameter, Tensor) or not parameter.is_leaf:
                 raise error(f"has {type(parameter).__name__} in group {number}, which is no parameter")
@@ -70,7 +68,10 @@ def _sound(method: Method, network: Network, encoder: float, decoder: float) -> 
             seen.add(parameter)
         if isinstance(group["lr"], bool) or not isinstance(group["lr"], int | float) or not group["lr"] >= 0:
             raise error(f"has the learning rate {group['lr']!r} in group {number}")
-        sound.append({**group, "params": params})
+        if params:
+            sound.append({**group, "params": params})
+    if not sound:
+        raise error("has no parameter in any group")
     return sound
 
 

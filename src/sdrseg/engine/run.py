@@ -163,6 +163,7 @@ def carry_out(
     `ready`: step 0, if already assembled; it is taken out, so that later steps can use its memory. `notes`: printed at
     the beginning. `prepare` is called in every process once the folder exists.
     """
+    ready = [] if ready is None else ready
     try:
         if job.processes.rank == 0:
             open_run_folder(job, identity)
@@ -181,7 +182,8 @@ def carry_out(
         with job.interruption:
             for step in job.scenario:
                 if not job.folder.has_model(step.number):
-                    train_step(job, step, ready.pop() if ready else None)
+                    train_step(job, step, ready.pop() if ready and step.number == 0 else None)
+                ready.clear()  # another process may have finished step 0 meanwhile
                 job.interruption.check_signals()
                 job.fabric.barrier()
                 if not job.folder.has_metrics(step.number):

@@ -24,7 +24,7 @@ from sdrseg.engine.training import Assembled, StepTraining
 from sdrseg.engine.watch import NotFiniteError
 from sdrseg.methods import Method, StepInfo
 from sdrseg.methods.memory import nbytes_of, parts_of
-from sdrseg.methods.own import require_loaded, require_state_dict, require_super, require_weights
+from sdrseg.methods.own import require_loaded, require_super, require_weights
 from sdrseg.network import Network, build_network
 from sdrseg.network_statistics import require_variance, statistics_warning
 from sdrseg.scenario import Step
@@ -158,7 +158,6 @@ def assemble(job: Job, step: Step, method_type: type[Method], config: Config) ->
     method.begin_step(info, student, teacher)
     require_super(method, "begin_step", "step")
     require_weights(method)  # they may depend on the step
-    require_state_dict(method)
     student.place_on(job.fabric.device)
     student.train()
     if config.net.bn == "freeze_stats":

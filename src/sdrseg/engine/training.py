@@ -21,6 +21,7 @@ from sdrseg.engine.speed import make_pass
 from sdrseg.engine.watch import Watch
 from sdrseg.methods import Method
 from sdrseg.methods.base import When
+from sdrseg.methods.own import require_state_dict
 from sdrseg.network import Network
 from sdrseg.scenario import Step
 
@@ -51,6 +52,7 @@ class StepTraining:
         bad: Counter[str] = Counter()
         if state is None:
             bad += self._survey("before")
+            require_state_dict(self.method)  # which may have been made in the survey
             job.log.cut_step(number)
         how, found = self._iterate(state) if self.method.iterates(number) else ("survey", Counter())
         bad += found + self._survey("after")

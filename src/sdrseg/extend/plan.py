@@ -17,7 +17,7 @@ from sdrseg.datasets.index import ClassIndex
 from sdrseg.datasets.source import Split
 from sdrseg.decision import Decision
 from sdrseg.engine.folder import RunFolder
-from sdrseg.engine.job import read_masks
+from sdrseg.engine.job import read_masks, removed_classes
 from sdrseg.errors import UsageError
 from sdrseg.extend.by_size import EPOCHS, SCORES, settings_by_size
 from sdrseg.extend.newdata import NewData
@@ -127,7 +127,7 @@ class Plan:
     indexes: dict[Split, ClassIndex]
     scenario: Scenario
     replayed: int  # the number of old training images
-    left_out: Mapping[str, str]  # old test images that a later folder holds out as well: the id there, by id
+    left_out: Mapping[str, str]  # old test images of removed classes that a later folder holds out: the id there, by id
 
     @property
     def step(self) -> Step:
@@ -146,7 +146,7 @@ def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]]
     parts = [*parent.parts, *new.parts, *([replay[0]] if replay is not None else [])]
     source = Extended(new.classes, parts, parent.score_background)
     indexes = read_masks(source)
-    left_out = in_later_folders(source, (*parent.test_ids, *new.val_ids))
+    left_out = _labelling_nothing_more(parent, source, in_later_folders(source, (*parent.test_ids, *new.val_ids)))
     parent = replace(parent, test_ids=tuple(id for id in parent.test_ids if id not in left_out))
     before = parent.scenario[-1]
     channels = before.channels + new.new
@@ -175,6 +175,14 @@ def make_plan(parent: Parent, new: NewData, replay: tuple[Part, tuple[str, ...]]
     steps = (*parent.scenario.steps, step)
     scenario = Scenario(chain_spec(steps, new.classes, new.protocol), new.classes, steps, ())
     return Plan(parent, new, source, indexes, scenario, len(replayed), left_out)
+
+
+def _labelling_nothing_more(parent: Parent, source: Extended, copies: Mapping[str, str]) -> dict[str, str]:
+    """Those old test images with a copy in a later folder that label nothing but removed classes. Others measure what
+    old classes lose."""
+    gone = removed_classes(parent.scenario[-1], parent.meta)
+    labelled = {id: source.labelled(id) for id in copies}
+    return {id: later for id, later in copies.items() if (some := labelled[id]) is not None and some <= gone}
 
 
 def chain_spec(steps: Sequence[Step], classes: Sequence[str], protocol: str) -> Spec:

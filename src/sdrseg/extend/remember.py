@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from sdrseg.config import Config
@@ -87,9 +88,13 @@ def views_of(parent: Parent, images: Path | None) -> Views | None:
         if source is not None and set(source.classes[1:]) & set(names[1:]):
             table[: len(source.classes)] = [names.index(n) if n in names[1:] else 0 for n in source.classes]
             return Views(source, ids, table, True, f"labelled images in {images}")
-        files = _pictures(images) if source is None else {id: Path(source.file(id, "image")) for id in ids}
-        pictures = Pictures(files)
-        return Views(pictures, pictures.ids("train"), table, False, f"pictures in {images}, labelled by the model")
+        if source is not None:
+            files, masks = {id: Path(source.file(id, "image")) for id in ids}, 0
+        else:
+            files, masks = _pictures(images)
+        pictures, without = Pictures(files), f" (without {quantity(masks, 'mask')})" if masks else ""
+        said = f"pictures in {images}{without}, labelled by the model"
+        return Views(pictures, pictures.ids("train"), table, False, said)
     parts = [replace(part, train=("train",), val=()) for part in parent.parts if part.available]
     source = Extended(parent.scenario.classes, parts)
     available = set(source.ids("train"))
@@ -111,18 +116,28 @@ def _data_set(folder: Path) -> Source | None:
         return None
 
 
-def _pictures(folder: Path) -> dict[str, Path]:
-    """All pictures in a folder by id, without the masks if it has images and masks, but no list of classes."""
+def _pictures(folder: Path) -> tuple[dict[str, Path], int]:
+    """All pictures in a folder by id, without the masks if it has images and masks, but no list of classes; and the
+    number of these masks."""
+    masks: set[Path] = set()
     with suppress(DataError):
-        parts = find_layout(folder).parts
-        pairs = [find_pairs(folders, folder, f"{part}/") for part, folders in parts.items()]
-        return {id: file for some in pairs for id, file in some.images.items()}
-    found, _ = find_by_id(folder, PICTURE_SUFFIXES)
-    if not found:
+        for part, folders in find_layout(folder).parts.items():
+            found = find_pairs(folders, folder, f"{part}/").masks.values()
+            masks.update(file for file in found if folders[0] != folders[1] or _has_values(file))
+    pictures, _ = find_by_id(folder, PICTURE_SUFFIXES)
+    pictures = {id: file for id, file in pictures.items() if file not in masks}
+    if not pictures:
         raise DataError(f"--images {folder}: no pictures in this folder.")
-    if masks := named(folder, MASKS, pictures=True):
-        raise DataError(f"--images {folder}: {masks.name} would be taken for photographs. Name a folder without masks.")
-    return found
+    if not masks and (other := named(folder, MASKS, pictures=True)):
+        raise DataError(f"--images {folder}: {other.name} would be taken for photographs. Name a folder without masks.")
+    return pictures, len(masks)
+
+
+def _has_values(file: Path) -> bool:
+    """Whether a picture next to another one has one value per pixel, as a mask; it may also be a second photograph."""
+    with suppress(OSError, ValueError), Image.open(file) as picture:
+        return picture.mode in ("1", "L", "P", "I", "I;16")
+    return False
 
 
 def remembered(parent: Parent) -> set[str]:

@@ -112,6 +112,8 @@ def read_cell(file: Path) -> Cell:
         cell = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SdrsegError(f"{file}: cannot be read ({error}). Write it again with `sdrseg result RUN`.") from error
+    if isinstance(cell, dict):
+        cell.setdefault("scored_images", None)  # in older results
     if not isinstance(cell, dict) or (missing := [key for key in KEYS if key not in cell]):
         lacks = f" (it has no {missing[0]})" if isinstance(cell, dict) else ""
         raise SdrsegError(f"{file}: not a result{lacks}. Write it again with `sdrseg result RUN`.")

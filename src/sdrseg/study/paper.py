@@ -95,9 +95,10 @@ def kept_settings(table: PaperTable, settings: Mapping[str, Any]) -> tuple[str, 
     methods a term that they do not have."""
     notes = []
     weights = {term.weight for term in TERMS.values() if term.weight}
-    switches = {row.name: METHODS[row.method].values() for row in table.rows if row.method in METHODS}
+    printed = [row for row in table.rows if row.method in METHODS and row.paper]
     for key, value in settings.items():
-        changed = [name for name, own in switches.items() if key not in own or own[key].value == 0]
+        usual = {row.name: METHODS[row.method or ""].values().get(key) for row in printed if key not in row.settings}
+        changed = [name for name, source in usual.items() if source is None or source.value == 0]
         if key in weights and value and changed:
             notes.append(f"{', '.join(changed)}: without {key} in the paper; {key}={value} adds this term.")
         rows: dict[str, list[str]] = {}

@@ -97,6 +97,7 @@ class Search:
             write_json(file, own)
             return
         saved = RunFolder(self.out).read_json(file.name)
+        saved.setdefault("ranges", own.get("ranges"))  # searches of earlier versions did not save them
         if other := [key for key, value in own.items() if saved.get(key) != value]:
             parts = [f"{key}: {own[key]!r}, {saved.get(key)!r}" for key in other]
             raise UsageError(
