@@ -279,15 +279,21 @@ def test_on_a_cpu_auto_is_plain() -> None:
     assert type(made) is Pass
 
 
-def test_the_compiled_trunk_serves_every_number_of_classes(monkeypatch) -> None:
-    """The other part would be compiled anew in every step."""
-    compiled = []
+@pytest.fixture
+def compiled(monkeypatch) -> list[Any]:
+    """Every graph that is compiled from now on; they run as they are."""
+    graphs: list[Any] = []
 
     def counted(graph: Any, inputs: Any) -> Any:
-        compiled.append(graph)
+        graphs.append(graph)
         return graph.forward
 
     monkeypatch.setattr(CompiledPass, "backend", staticmethod(counted))
+    return graphs
+
+
+def test_the_compiled_trunk_serves_every_number_of_classes(compiled) -> None:
+    """The other part would be compiled anew in every step."""
     config = make_config("sdr", "default", "run.speed=trunk")
     graphs = []
     for n_old in (3, 4, 5):
@@ -306,15 +312,8 @@ def test_the_compiled_trunk_serves_every_number_of_classes(monkeypatch) -> None:
     assert graphs == [2, 2, 2]  # student and teacher
 
 
-def test_the_trunk_is_compiled_for_any_number_of_settings(monkeypatch) -> None:
+def test_the_trunk_is_compiled_for_any_number_of_settings(compiled) -> None:
     """torch keeps eight versions of a function, and runs further ones uncompiled."""
-    compiled = []
-
-    def counted(graph: Any, inputs: Any) -> Any:
-        compiled.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(CompiledPass, "backend", staticmethod(counted))
     for images in range(1, 11):
         config = make_config("ft", "default", "run.speed=trunk", f"train.batch_size={images}")
         method, student = METHODS["ft"](config), build_network(config.net, N_OLD)
