@@ -11,7 +11,7 @@ held-out training images come last.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +69,13 @@ def held_out(folder: Path = ROOT / "results" / "held-out") -> str:
     for cell in cells:
         iou = {one["name"]: one["iou"] for one in cell["per_class"]}
         scores = [cell["old"], cell["new"], cell["all"], iou["background"], *(iou[name] for name in new)]
-        tried = ", ".join(
-            f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in _tried(cell).items()
-        )
-        rows.append([spec_of(cell), tried or "the default", *(f"{score:.1f}" for score in scores)])
+        rows.append([spec_of(cell), in_words(_tried(cell)) or "the default", *(f"{score:.1f}" for score in scores)])
     heads = ["scenario", "settings", "old", "new", "all", "background", *new]
     return f"### SDR on held-out training images\n\n{table(heads, rows)}"
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in settings.items())
 
 
 def gap(one: Sequence[Cell], other: Sequence[Cell], kind: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pages import print_or_write, table
-from results_tables import ROOT, gap, read_results
+from results_tables import ROOT, gap, in_words, read_results
 
 from sdrseg.study.cell import Cell
 from sdrseg.study.statistics import spread
@@ -43,8 +43,7 @@ def variants(cells: Sequence[Cell]) -> Variants:
     found: Variants = {}
     for cell in cells:
         changed = {key: value for key, value in cell["settings"].items() if key not in SAME}
-        texts = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changed.items())
-        found.setdefault((cell["method"], ", ".join(texts)), []).append(cell)
+        found.setdefault((cell["method"], in_words(changed)), []).append(cell)
     return found
 
 

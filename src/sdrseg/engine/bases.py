@@ -155,10 +155,15 @@ class BaseStore:
         """Copy an exported base into the store unless it exists; returns its key."""
         meta, parts = _read_base(folder, "Give a complete folder written by `sdrseg base export`.")
         key = plain_name(meta.get("key"), folder / "meta.json")
-        facts = {name: value for name, value in meta.items() if name not in ("files", "half")}
+        facts = _facts_alone(meta)
         facts["rounded"] = bool(meta.get("half") or meta.get("rounded"))
         self.save(key, parts["model"], parts["memory"], facts)
         return key
+
+
+def _facts_alone(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The meta.json of a base without what describes its files, which is written anew with them."""
+    return {name: value for name, value in meta.items() if name not in ("files", "half")}
 
 
 def _is_part(file: Path) -> bool:
@@ -206,8 +211,7 @@ def export_base(run: Path, out: Path, shard_size: str | None, bases: Path | None
     if not store.has(key):
         raise SdrsegError(f"{store.folder} does not contain {key}, the base of {run}. Name its store with --bases.")
     model, memory = store.load(key)
-    facts = {name: value for name, value in store.facts(key).items() if name not in ("files", "half")}
-    write_base(out, facts, model, memory, half=True, shard_bytes=most)
+    write_base(out, _facts_alone(store.facts(key)), model, memory, half=True, shard_bytes=most)
     size = sum(file.stat().st_size for file in out.iterdir())
     return f"base {key}: {quantity(len(list(out.glob('*.safetensors'))), 'file')}, {size / 1e6:.1f} MB in {out}"
 

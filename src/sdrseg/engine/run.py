@@ -18,18 +18,16 @@ from sdrseg.datasets.pool import ImagePool
 from sdrseg.engine.bases import RECIPE
 from sdrseg.engine.batch_size import choose_batch_size
 from sdrseg.engine.best import require_held_out_scores
-from sdrseg.engine.class_weights import require_class_weights
 from sdrseg.engine.evaluate import offline_iou, require_held_out, score_also, score_step, summarise
 from sdrseg.engine.folder import RunFolder
 from sdrseg.engine.job import Job, open_run_folder, prepare_job, scored_on
 from sdrseg.engine.optimiser import learning_rates
+from sdrseg.engine.requirements import require_possible
 from sdrseg.engine.step import assemble, require_variances, train_step
 from sdrseg.engine.trackers import require_trackers
 from sdrseg.engine.training import Assembled
 from sdrseg.methods import limits_in, method_layers, own_sections, resolve_method
 from sdrseg.methods.finetune import Offline
-from sdrseg.methods.importance import require_penalty
-from sdrseg.methods.latent import require_official
 from sdrseg.methods.own import file_digest
 from sdrseg.methods.terms import only_later
 from sdrseg.metrics import StepScore
@@ -72,12 +70,11 @@ def train(
     require_trackers(config.run.loggers)
     bound = None if offline is None else offline_iou(offline, scored_on(config))
     job = prepare_job(spec, method_name, config, data, out, bases, display)
-    config.require_steps(len(job.scenario))
+    require_possible(
+        job.method, config, processes=job.processes.world, classes=job.scenario.classes, steps=len(job.scenario)
+    )
     job.images = images or job.images
     job.interruption.stop_at = stop_at
-    require_official(config, job.processes.world)
-    require_class_weights(config, job.scenario.classes)
-    require_penalty(job.method, config)
     notes = choose_batch_size(job) if config.train.batch_size == AUTO else []
     config = job.config
     numbers = range(len(job.scenario))

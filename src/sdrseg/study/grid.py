@@ -29,11 +29,9 @@ from sdrseg.config.read import flat
 from sdrseg.config.sections import AUTO
 from sdrseg.datasets import read_spec
 from sdrseg.engine.best import require_held_out_scores
-from sdrseg.engine.class_weights import require_class_weights
+from sdrseg.engine.requirements import require_possible
 from sdrseg.errors import UsageError, nearest, quantity
 from sdrseg.methods import METHODS, find_method, method_layers, own_sections, resolve_method
-from sdrseg.methods.importance import require_penalty
-from sdrseg.methods.latent import require_official
 from sdrseg.methods.own import file_digest
 from sdrseg.scenario import Spec, class_lists, find_source
 from sdrseg.study.cell import cell_name, config_hash
@@ -241,11 +239,9 @@ def make_experiment(point: Mapping[str, Any], varied: Sequence[str], origin: str
 def _require_possible(spec: Spec, method: str, config: Config) -> None:
     """What `train` would refuse, as far as it is known without the data: before the first experiment of a queue."""
     require_held_out_scores(config)
-    require_official(config, 1)
-    require_penalty(find_method(method), config)
-    if isinstance(classes := getattr(find_source(spec.source), "classes", None), tuple):
-        config.require_steps(len(class_lists(spec, classes, config.data.left_out)))
-        require_class_weights(config, classes)
+    classes = getattr(find_source(spec.source), "classes", None)  # some are only known from the data
+    steps = len(class_lists(spec, classes, config.data.left_out)) if isinstance(classes, tuple) else None
+    require_possible(find_method(method), config, classes=classes if steps else None, steps=steps)
 
 
 def _next_to(text: str, folder: Path) -> str:

@@ -95,9 +95,9 @@ def kept_settings(table: PaperTable, settings: Mapping[str, Any]) -> tuple[str, 
     methods a term that they do not have."""
     notes = []
     weights = {term.weight for term in TERMS.values() if term.weight}
-    printed = [row for row in table.rows if row.method in METHODS and row.paper]
+    printed = [(row, METHODS[row.method].values()) for row in table.rows if row.method and row.paper]
     for key, value in settings.items():
-        usual = {row.name: METHODS[row.method or ""].values().get(key) for row in printed if key not in row.settings}
+        usual = {row.name: values.get(key) for row, values in printed if key not in row.settings}
         changed = [name for name, source in usual.items() if source is None or source.value == 0]
         if key in weights and value and changed:
             notes.append(f"{', '.join(changed)}: without {key} in the paper; {key}={value} adds this term.")
